@@ -45,7 +45,6 @@ def check_memory(subject: PreflightContext) -> Check:
     """
     config, policy = subject.config, subject.run.policy
     sharding.reshard(policy)
-    # Compare what is known beforehand
     free = min(collectives.all_gather(subject.available(policy.device)))
     optimizer, gradients = state_bytes(policy.model, config.optimizer.name), gradient_bytes(policy.model)
     num_groups = -(-config.groups_per_step // collectives.world_size())
@@ -55,7 +54,6 @@ def check_memory(subject: PreflightContext) -> Check:
     if any(collectives.all_gather(known.total > free)):  # decided by all ranks together: a pass is collective
         figure = f"{_parts(known)}, activations not counted"
         return Check(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
-    # Measure passes and extrapolate
     shape = largest_shape(subject, num_groups)
     try:
         points = measure(probe_trainer(subject), shape, free - optimizer)

@@ -76,16 +76,13 @@ class Bridge(Callback):
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         assert self._run is not None
-        # Advance the state that callbacks read
         self.state.global_step = step * self.args.steps_per_batch
         self.state.epoch = self._run.source.epochs()
         self._tell("on_step_end")
-        # Log at the steps that logging_steps names
         self._since.append(metrics)
         if self._is_logged(step):
             self.log(log_row(self._since))
             self._since = []
-        # Tell of epochs, and begin the next step
         if int(self.state.epoch) > self._epoch:
             self._epoch = int(self.state.epoch)
             self._tell("on_epoch_end")

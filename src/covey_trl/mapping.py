@@ -61,7 +61,6 @@ def _is_harmless(name: str, value: Any) -> bool:
 def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
     """Map a GRPOConfig to settings by dotted name. ValueError without a counterpart."""
     refuse_unknown(args)
-    # Batches, and the groups of each optimiser step
     num_batches, groups = batches(args, num_rows)
     num_mini, per_epoch = args.num_mini_batches, max(1, num_rows // groups)  # a batch may hold several epochs
     if groups % num_mini:
@@ -94,7 +93,6 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
 def batches(args: GRPOConfig, num_rows: int) -> tuple[int, int]:
     """Count batches, and prompts of each. ValueError for a fraction of a batch."""
     groups = (args.generation_batch_size or 1) // (args.num_generations or 1)
-    # A number of optimiser steps, else passes over the rows
     if args.max_steps > 0:
         steps = args.steps_per_batch
         if args.max_steps % steps:
@@ -160,7 +158,6 @@ def _vllm(args: GRPOConfig) -> dict[str, Any]:
         found |= {"engine.sleep": 2} if args.vllm_enable_sleep_mode else {}
         if args.vllm_max_model_length is not None:
             found["sampling.max_total_tokens"] = args.vllm_max_model_length
-    # Correction of the mismatch between sampler and trainer
     if not args.vllm_importance_sampling_correction:
         return found | {"algorithm.correction": "none"}
     if args.loss_type == "vespo":
@@ -188,7 +185,6 @@ def _without_vllm(args: GRPOConfig) -> dict[str, Any]:
 
 def _objective(args: GRPOConfig) -> dict[str, Any]:
     """Map advantages, loss, reduction and KL penalty, clamped as in TRL."""
-    # Refuse losses without a counterpart
     if args.loss_type not in AGGREGATIONS:
         raise ValueError(f"loss_type must be one of {', '.join(AGGREGATIONS)}, got {args.loss_type}")
     splits = args.gradient_accumulation_steps * args.world_size
@@ -245,7 +241,6 @@ def _loss(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _penalties(args: GRPOConfig) -> dict[str, Any]:
-    # Entropy bonus
     if args.top_entropy_quantile < 1 and (args.entropy_coef != 0 or args.use_adaptive_entropy):
         raise ValueError(
             "entropy_coef and use_adaptive_entropy need top_entropy_quantile=1: TRL's bonus is then for the tokens of "
@@ -254,7 +249,6 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"algorithm.entropy_coef": args.entropy_coef}
     if args.use_adaptive_entropy:
         found["algorithm.target_entropy"] = args.entropy_target
-    # KL penalty, which needs a reference
     if args.beta == 0 and (args.sync_ref_model or args.target_kl is not None):
         name = "sync_ref_model=True" if args.sync_ref_model else f"target_kl={args.target_kl}"
         raise ValueError(f"{name} needs beta > 0: no reference model is held")
@@ -271,7 +265,6 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
         "algorithm.kl_clamp": None,
         **({} if args.target_kl is None else {"algorithm.target_kl": args.target_kl}),
     }
-    # Reference that follows the policy
     if args.sync_ref_model:
         found["algorithm.reference_refresh_every"] = _in_batches(args, args.ref_model_sync_steps)
         found["algorithm.reference_refresh_alpha"] = args.ref_model_mixup_alpha

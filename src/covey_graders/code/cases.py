@@ -17,7 +17,7 @@ def plural(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     inputs, outputs = (table.get(f"{name}s", table.get(name)) for name in ("input", "output"))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError(f"inputs and outputs must be lists of the same length, got {table!r:.80}")
-    shared = {name: table[name] for name in ("fn_name",) if table.get(name)}
+    shared = {"fn_name": table["fn_name"]} if table.get("fn_name") else {}
     return [{"input": one, "output": other, **shared} for one, other in zip(inputs, outputs, strict=True)]
 
 
@@ -52,9 +52,8 @@ def case_tests(cases: Sequence[Any], function: str | None) -> list[Test]:
 
 def _call(arguments: Any, answer: Any, also: tuple[Any, ...]) -> CallTest:
     """Return a call as JSON tells it, which knows no tuples."""
-    if isinstance(arguments, Mapping):
-        return CallTest((), arguments, expected=answer, also=also, is_json=True)
-    return CallTest(tuple(arguments), expected=answer, also=also, is_json=True)
+    args, named = ((), arguments) if isinstance(arguments, Mapping) else (tuple(arguments), {})
+    return CallTest(args, named, expected=answer, also=also, is_json=True)
 
 
 def _arguments(given: Any) -> Any:

@@ -110,7 +110,6 @@ def translate(tokens: Sequence[str]) -> TranslatedCommand:
     tokens = list(_open_files(tokens, found))
     _refuse_other_trainers(tokens)
     given = dict(pairs_of(tokens))
-    # Say how several processes are started
     processes = next((int(given.pop(name)) for name in LAUNCHER if given.get(name, "").isdigit()), 1)
     if processes > 1:
         found.notes.append(f"{processes} processes: torchrun --nproc-per-node={processes} -m covey train ...")
@@ -311,7 +310,6 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: TranslatedCo
     from covey_trl.config import changed_fields, default_of
     from covey_trl.mapping import settings_of
 
-    # Read the fields as TRL's command line does
     words = []
     for name, value in given.items():
         words += [f"--{name}", *(value.split(",") if name in LISTS else [value])]
@@ -326,7 +324,6 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: TranslatedCo
         args.gradient_accumulation_steps *= processes
         args.steps_per_generation = args.generation_batch_size = None
         args._derive_batches()
-    # Write what differs from covey's defaults
     num_rows = args.generation_batch_size or 1
     defaults = {one.name: one.value for one in walk(Config())}
     for name, value in settings_of(args, num_rows).items():

@@ -46,7 +46,6 @@ SUMS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
     """Read a script or file of settings into words. ValueError without any."""
-    # Refuse files that hold no settings
     if not path.is_file():
         raise ValueError(f"{path} is no file")
     if path.suffix == ".py":
@@ -57,7 +56,6 @@ def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if path.suffix not in READERS:
         return words_of_script(text, arguments)
-    # Settings of a file
     try:
         content = READERS[path.suffix](text)
         refuse_aliases("" if path.suffix in (".json", ".toml") else text)
