@@ -216,7 +216,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All rollouts of one prompt, and what the system failed to score.
+    """All rollouts of one prompt, and the failures of scoring.
 
     >>> Group(prompt=prompt, rollouts=(rollout_a, rollout_b), failures=(Failure("judge timed out"),))
     """

@@ -1,4 +1,4 @@
-"""Advice of a rule, less what the run does already.
+"""Advice of a rule, less the settings that the run has already.
 
 A piece of advice is a sentence, or one of these, about which the settings of a run are asked:
 
@@ -45,7 +45,7 @@ class Facts:
     fields: Mapping[str, Field] = field(default_factory=dict)
     """All that a run with this environment has, by dotted name."""
     preset: Callable[[str, str], Settings | None] = lambda group, name: None
-    """Reads what the preset GROUP=NAME sets, by dotted name; None where there is no such preset."""
+    """Reads the settings of the preset GROUP=NAME, by dotted name; None where there is no such preset."""
 
 
 NO_FACTS = Facts()

@@ -48,7 +48,7 @@ class FindingRule:
     why: str
     source: str
     advice: tuple[str, ...]
-    """Settings by name and what to do with them, most likely first."""
+    """Settings by name and their changes, most likely first."""
     refuted: str
     """Observation that would prove it wrong."""
     look: Callable[[RunLog], Evidence | None]
@@ -75,7 +75,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """Return one line: when, what, by which numbers."""
+        """Return one line: step, finding, numbers."""
         evidence = self.evidence
         after = "" if self.cause is None else f" (follows from {self.cause})"
         return f"{self.rule.id} {self.rule.name}{self._when}: {evidence.seen}{after}"

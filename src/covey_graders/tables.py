@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Steps = tuple[tuple[re.Pattern[str], str], ...]
-"""Patterns and what is written in their place, in order."""
+"""Patterns and their replacements, in order."""
 
 
 @cache

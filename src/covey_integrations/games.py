@@ -40,12 +40,12 @@ class Game(Protocol):
     """One attempt. Its methods are called one after the other, in a thread."""
 
     def begin(self, seed: int, messages: Sequence[Message]) -> str | tuple[Message, ...]:
-        """Return what is said first, after the prompt's messages."""
+        """Return the first observation, after the prompt's messages."""
 
     def move(self, action: str) -> Move: ...
 
     def end(self) -> None:
-        """Release what the game holds."""
+        """Release the game's resources."""
 
 
 class GymnasiumGame:
@@ -130,7 +130,7 @@ class TextArenaGame:
                 random.setstate(before)
 
     def _new(self, action: str) -> str:
-        """Return what was said since the last observation, without the player's own words."""
+        """Return the text since the last observation, without the player's own words."""
         _, observation = self._env.get_observation()
         if not isinstance(observation, str):  # messages as (from whom, text, kind), of which -1 is the game
             return "\n".join(str(text) for player, text, *_ in observation if player != 0)

@@ -19,7 +19,7 @@ INSTRUCTION = "Give the answer between <answer> and </answer>."
 
 
 class ReasoningGym(Environment):
-    """One data set. The reward is what its own `score_answer` says, in [0, 1]."""
+    """One data set. The reward is that of its own `score_answer`, in [0, 1]."""
 
     def __init__(self, dataset: Any, name: str, counts: Mapping[Split, int], instruction: str = INSTRUCTION) -> None:
         """Take the first rows for training and the next ones for tests, without those whose question is known."""
@@ -71,7 +71,7 @@ class ReasoningGym(Environment):
 
 
 def answer_in(text: str) -> str:
-    """Return what stands between the last tags, or all of the text where there are none, thoughts aside.
+    """Return the text between the last tags, or all of it without tags, thoughts aside.
 
     >>> answer_in("so <answer> 42 </answer>"), answer_in("<think>41?</think> 42")
     ('42', '42')

@@ -77,7 +77,7 @@ class OpenEnvConfig(EpisodesConfig):
     server_timeout: float = setting(60.0, gt=0)
     """Seconds that the server may take for each answer; an attempt that waits longer is a failure."""
     num_train: int = setting(4096, ge=1, needs=WITHOUT_ROWS)
-    """Training prompts, each a seed; with `data`, prompts are rows of what `reset` gets."""
+    """Training prompts, each a seed; with `data`, prompts are rows of arguments of `reset`."""
     num_test: int = setting(512, ge=1, needs=WITHOUT_ROWS)
     """Held-out prompts, none with a seed of a training prompt."""
     problem_seed: int = setting(0, ge=0, needs=WITHOUT_ROWS)
@@ -105,7 +105,7 @@ class OpenEnvConfig(EpisodesConfig):
 
 @dataclass
 class VerifiersConfig(EpisodesConfig):
-    """An environment of verifiers: a taskset of v1, or what load_environment of v0 returns."""
+    """An environment of verifiers: a taskset of v1, or an environment of v0's load_environment."""
 
     name: str = "verifiers"
     max_turns: int | None = setting(16, ge=1)
@@ -155,7 +155,7 @@ class ReasoningGymConfig(EnvironmentConfig):
     num_test: int = setting(512, ge=1)
     """Held-out problems, fewer where a question is among the training problems."""
     problem_seed: int = 0
-    """Which problems are drawn."""
+    """Seed of the drawn problems."""
 
     knows_right: ClassVar[bool] = True
 

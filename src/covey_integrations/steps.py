@@ -72,7 +72,7 @@ class Played(Environment):
 
 
 class PlayedEpisode(Episode):
-    """Judged by what its last step earns."""
+    """Judged by its last step's reward."""
 
     verdict = 0.0
 

@@ -36,7 +36,7 @@ from covey_preflight.subject import Check, PreflightContext
 
 Options = Mapping[str, Any] | None
 Make = Callable[[custom.Custom, Config, Sequence[Prompt]], None]
-"""Tries a function. ValueError says what is wrong with it."""
+"""Tries a function. ValueError names its fault."""
 NUM_GROUPS = 3
 CLOSE = 1e-5
 """Tolerance between two values of the same token or rollout; relative, and absolute for small ones."""

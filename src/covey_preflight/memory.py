@@ -23,7 +23,7 @@ from covey_preflight.subject import Check, PreflightContext
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes that training takes beside what is there already (weights, reference)."""
+    """Bytes that training takes beside those held already (weights, reference)."""
 
     optimizer: int
     """Its state, from the first step on."""

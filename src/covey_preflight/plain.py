@@ -40,7 +40,7 @@ NUM_SPREAD = 32
 """Tokens of it that the trainer is asked for besides, evenly spaced."""
 NUM_GROUPS = 2
 NUM_FORWARDS = 4
-"""Forward passes that a look is worth: one each of engine, trainer and transformers, and what is made around them."""
+"""Forward passes that a look is worth: one each of engine, trainer and transformers, and work around them."""
 
 
 @dataclass

@@ -44,7 +44,7 @@ class Check:
     values: Mapping[str, float] = field(default_factory=dict)
     """The numbers behind the figure."""
     applies: bool = True
-    """Whether there was anything to measure; what does not apply stops no run."""
+    """Whether there was anything to measure; a check that does not apply stops no run."""
     name: str = ""
     seconds: float = 0.0
     """Seconds that it took."""

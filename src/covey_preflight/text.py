@@ -154,7 +154,7 @@ def _is_in(words: str, rendered: str) -> bool:
 
 
 def _remarks(policy: Policy, prompt: Prompt) -> Iterator[str]:
-    """Yield what a policy reads otherwise than written.
+    """Yield texts that a policy reads otherwise than written.
 
     Composed characters and leading blanks count as equal. Tokenizers of masked policies may be lossy where their tokens
     come back.

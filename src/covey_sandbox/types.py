@@ -42,7 +42,7 @@ class Limits:
     cpu_seconds: int = 20
     """CPU seconds of one process; a program gets a fresh one after a test that ended it."""
     memory_bytes: int = 512 << 20
-    """Address space besides what the interpreter itself takes."""
+    """Address space besides the interpreter's own."""
     output_bytes: int = 8 << 20
     """Maximum bytes of one answer, and of the output of a stdin/stdout program."""
     num_processes: int = 64
@@ -166,7 +166,7 @@ class Runner(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return manifest values: the isolation, and what the probes found."""
+        """Return manifest values: the isolation, and results of the probes."""
         ...
 
     def close(self) -> None:

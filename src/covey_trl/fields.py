@@ -12,11 +12,11 @@ _TABLE = {
     for kind, rows in read_table(Path(__file__).with_name("fields.yaml")).items()
 }
 MAPPED: dict[str, str] = _TABLE["mapped"]
-"""Field -> what it becomes."""
+"""Field -> its translation."""
 REFUSED: dict[str, str] = _TABLE["refused"]
 """Field -> why it is refused, by name, when it is set to another value than its default."""
 GONE: dict[str, str] = _TABLE["gone"]
-"""Field, or argument of the trainer, that older versions or the documents have -> what to do about it."""
+"""Field, or argument of the trainer, that older versions or the documents have -> its remedy."""
 OWN = tuple(name for name, meaning in MAPPED.items() if meaning.startswith("not of TRL"))
 """Fields that TRL does not have."""
 

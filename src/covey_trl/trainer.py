@@ -72,7 +72,7 @@ PREFILLED = (
 
 @explaining
 class GRPOTrainer:
-    """Train as a TRL script says, or refuse by name what it cannot.
+    """Train as a TRL script says, or refuse unsupported arguments by name.
 
     >>> trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=exact, args=args, train_dataset=rows)
     >>> trainer.train(), trainer.save_model()
@@ -191,7 +191,7 @@ class GRPOTrainer:
         return evaluation_metrics(found, metric_key_prefix)
 
     def end(self) -> None:
-        """Do nothing, as `train` closes what it opens."""
+        """Do nothing, as `train` closes all that it opens."""
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Save model (or adapter) and tokenizer, in output_dir by default."""

@@ -128,7 +128,7 @@ def as_list(rewards: Reward | Sequence[Reward]) -> list[Reward]:
 
 
 def splits_of(data: Any) -> Mapping[str, Iterable[Mapping[str, Any]]]:
-    """Return rows in memory by split. ValueError for what holds no rows."""
+    """Return rows in memory by split. ValueError for objects without rows."""
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         order = f"; {ORDER}" if callable(data) else ""
         kind = type(data).__name__

@@ -116,7 +116,7 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
 
 
 TASK = ("recipe", "environment", "data", "rewards", "resume")
-"""Settings that say what is trained."""
+"""Settings of the task to train."""
 MEANT = {
     **dict.fromkeys(("dataset", "train_dataset", "rows"), "data"),
     **dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function", "reward_functions"), "rewards"),

@@ -28,9 +28,9 @@ FLAGS = {
 }  # fmt: skip
 """Flags that may stand after a verb, with the number of words each takes."""
 ALL_OF_INFO = {"--info": "--info=all", "-i": "--info=all"}
-"""A bare --info takes the next word for what it is to show, which may be any setting."""
+"""A bare --info takes the next word for its topic, which may be any setting."""
 TRAINS = ("train", "cold-start", "check", "audit")
-"""Verbs that would take the embedded policy and arithmetic where nothing says what to train."""
+"""Verbs that take the embedded policy and arithmetic unless settings name others."""
 TASK = ("recipe", "environment", "data", "rewards", "resume")
 """Settings, sections and groups that say it."""
 NO_NAME = re.compile(r"null|true|false|[+-]?\.?\d[\d_.eE+-]*|\{.*\}", re.IGNORECASE)

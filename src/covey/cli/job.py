@@ -44,7 +44,7 @@ class Job:
     old: Path | None
     """The run that is resumed."""
     changed: tuple[str, ...]
-    """Values that gave way to what was typed, a line each."""
+    """Values that typed settings replaced, a line each."""
     first_lines: tuple[str, ...]
     notes: tuple[str, ...]
     """Warnings, once there is a log."""
@@ -204,7 +204,7 @@ def evaluation_asked(against: str, typed: Sequence[str]) -> EvaluationAsked:
 
 NAME = "model.name="
 TASK = ("environment", "rewards", "reward_weights", "data")
-"""Settings that say what is measured."""
+"""Settings of the measured task."""
 
 
 def base_run(words: Sequence[str]) -> Path | None:

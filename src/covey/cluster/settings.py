@@ -8,7 +8,7 @@ from covey.system.setting import Requires, is_positive, setting
 
 ON_RAY = Requires("source = ray", ("source",), lambda source: source == "ray")
 APART = Requires("devices.sampler > 0", ("devices.sampler",), is_positive)
-"""Condition of what is about samplers in processes of their own."""
+"""Condition of settings about samplers in processes of their own."""
 SAMPLED_APART = (ON_RAY, APART)
 BY_TOKEN = Requires(
     "algorithm.kl_estimator other than full", ("algorithm.kl_estimator",), lambda estimator: estimator != "full"
@@ -23,7 +23,7 @@ class DevicesConfig(Section):
     trainer: int = setting(1, ge=1, needs=ON_RAY)
     """Trainer ranks; the process that was started is the first of them, and Ray starts the others."""
     gpus_per_trainer: float = setting(0.0, ge=0, needs=ON_RAY)
-    """GPUs of one trainer rank; 0 trains on CPUs, or on what a single process finds, shared with samplers or not."""
+    """GPUs of one trainer rank; 0 trains on CPUs, or on devices of a single process, shared with samplers or not."""
     sampler: int = setting(1, ge=0, needs=ON_RAY)
     """Samplers, each a process with an engine on weights of its own and an environment; 0: the trainer's processes
     sample, between updates, as they do by default where max_staleness=0 lets no sampler run meanwhile."""

@@ -28,7 +28,7 @@ class _Change:
     config: Config
     typed: Collection[str]
     notices: dict[str, str] = field(default_factory=dict)
-    """Setting -> the line that says what became of it."""
+    """Setting -> the line that reports its change."""
 
     def is_typed(self, name: str) -> bool:
         """Return True if the setting, its group or a key was typed."""

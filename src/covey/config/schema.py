@@ -171,7 +171,7 @@ class PreflightConfig(Section):
 
 @dataclass
 class TimeoutsConfig(Section):
-    """Seconds without progress after which a run ends, naming what it waits for."""
+    """Seconds without progress after which a run ends, naming the pending wait."""
 
     loading: float = setting(3600.0, gt=0)
     """Seconds for the data, the model or a checkpoint to be read."""
@@ -258,7 +258,7 @@ class Config(Section):
     resume_changes: list[str] = setting([], needs=Requires("resume set", ("resume",), is_set))
     """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
     trust_run: bool = False
-    """Import what a run or a file of settings names that you did not make here, and follow its links."""
+    """Import code named by a run or a file of settings that you did not make here, and follow its links."""
     rewards: list[Any] = setting([], needs=OF_REWARD_FUNCTIONS)
     """Reward functions (environment=reward_functions): ready-made names, module:function, or {function, args}."""
     reward_weights: list[float] = setting([], needs=Requires("rewards set", ("rewards",), bool))

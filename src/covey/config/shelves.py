@@ -10,7 +10,7 @@ import yaml
 from covey.system.lookup import read_table
 
 CONF = Path(__file__).resolve().parent / "conf"
-"""The folder of YAML that only chooses among what the dataclasses allow."""
+"""The folder of YAML that only chooses among values that the dataclasses allow."""
 SHELVES: Mapping[str, tuple[str, ...]] = {
     "algorithm": ("papers", "writeups"),
     "model": ("qwen2.5",),

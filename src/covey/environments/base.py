@@ -182,7 +182,7 @@ class Environment(ABC):
         return
 
     def close(self) -> None:
-        """Release what would outlive the run."""
+        """Release resources that would outlive the run."""
         return
 
 

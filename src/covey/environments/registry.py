@@ -90,7 +90,7 @@ def known_class(name: Any) -> "type[EnvironmentConfig]":
 
 
 def build(run: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
-    """Build the environment of `run.environment`. `say` hears of what takes a while."""
+    """Build the environment of `run.environment`. `say` is called with a line before long work."""
     from covey.environments.base import adapt
 
     return adapt(run.environment.build(run, say))

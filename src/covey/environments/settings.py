@@ -79,7 +79,7 @@ class EpisodesConfig(EnvironmentConfig):
     max_turns: int | None = setting(None, ge=1)
     """Turns of the policy in an episode at most; null is the environment's own number."""
     max_context: int | None = setting(None, ge=1)
-    """Tokens of prompt and all turns (sampling.max_tokens bounds each); null is what the model has room for."""
+    """Tokens of prompt and all turns (sampling.max_tokens bounds each); null is the model's limit."""
     turn_timeout: float | None = setting(None, gt=0)
     """Seconds that the environment may take for one reply; null leaves it to timeouts.scoring."""
     history: str = setting("append", choices=("append", "template"))
@@ -97,7 +97,7 @@ def naming_settings() -> Iterator[None]:
 
 
 def check_time(run: BuildSettings, seconds: float, what: str) -> None:
-    """Require that scoring may take longer than `what` takes."""
+    """Require that scoring may take longer than `what`."""
     if run.timeouts.scoring <= seconds:
         raise ValueError(f"timeouts.scoring must be > {seconds:g} ({what}), got {run.timeouts.scoring:g}")
 
@@ -114,7 +114,7 @@ class ArithmeticConfig(EnvironmentConfig):
     num_test: int = 512
     """Held-out problems, none of which is in the training set."""
     problem_seed: int = 0
-    """Which problems are drawn."""
+    """Seed of the drawn problems."""
     style: str = setting("short", choices=("short", "full"))
     """Wording: short (the sum alone, for nano, which continues it) or full (a question to a model that chats)."""
 

@@ -36,7 +36,7 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A prompt with what an episode added to it, and its tokens."""
+    """A prompt with an episode's additions, and its tokens."""
 
     prompt: Prompt
     ids: tuple[int, ...]
@@ -311,7 +311,7 @@ class _Player:
         return replace(said, conversation=words) if is_branch else replace(said, messages=words)
 
     def _hear(self, said: Observation) -> None:
-        """Record the reply; a rewritten history replaces what came before."""
+        """Record the reply; a rewritten history replaces earlier messages."""
         messages = self._attempt.messages
         if said.conversation is None:
             messages += as_messages(said.messages)

@@ -19,7 +19,7 @@ class EpisodeLimits:
     max_turns: int | None = None
     """Turns of the policy; None is the environment's own number."""
     max_context: int | None = None
-    """Tokens of prompt and all turns together; None is what the model has room for."""
+    """Tokens of prompt and all turns together; None is the model's limit."""
     turn_timeout: float | None = None
     """Seconds that the environment may take for one reply; None leaves it to timeouts.scoring."""
     history: str = "append"

@@ -28,7 +28,7 @@ from covey.types import Group, Rollout, Span
 
 @dataclass(frozen=True, slots=True)
 class PastGroup:
-    """A trained group, without what can be recomputed."""
+    """A trained group, without values that can be recomputed."""
 
     prompt_id: str
     seed: int

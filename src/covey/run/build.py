@@ -105,7 +105,7 @@ class Run:
 
 
 def build_environment(config: Config, say: Callable[[str], None] = LOGGER.info) -> Environment:
-    """Build the environment that `environment.name` names, telling `say` what takes a while.
+    """Build the environment of `environment.name`, telling `say` of long work.
 
     ValueError where its prompts cannot be told apart, or where it does not say what a curriculum asks for.
     """

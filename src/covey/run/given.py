@@ -23,11 +23,11 @@ class RunObjects:
     """The objects a program gave a run; a resume needs them again."""
 
     model: nn.Module | None = None
-    """Trained in place; None loads what `model.name` names."""
+    """Trained in place; None loads the model of `model.name`."""
     tokenizer: PreTrainedTokenizerBase | None = None
     """Tokenizer of the model in memory."""
     environment: Callable[[Config], Environment] | None = None
-    """Makes the environment, each time that one is needed; None builds what `environment.name` names."""
+    """Makes the environment, each time that one is needed; None builds that of `environment.name`."""
     reference: nn.Module | None = None
     """Compared with where `algorithm.reference_model` stands for a model in memory; a copy of it is frozen."""
     callbacks: Sequence[Callback] = ()

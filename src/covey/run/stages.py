@@ -208,7 +208,7 @@ def await_samplers(run: Run, record: RunRecorder) -> None:
 
 
 def evaluate_and_log(run: Run, record: RunRecorder, step: int) -> None:
-    """Evaluate on the held-out prompts and log what was found."""
+    """Evaluate on the held-out prompts and log the results."""
     with record.timer.phase("evaluation"), sharding.gather_weights(run.policy):
         answers = answer(run.source, run.test_prompts, run.source.sampling, run.config.evaluation)
         release_memory()

@@ -1,4 +1,4 @@
-"""Versions of what a run depends on."""
+"""Versions of the packages that a run depends on."""
 
 import platform
 import subprocess

@@ -26,7 +26,7 @@ SYNONYMS = Path(__file__).parent / "text/synonyms.yaml"
 _NO_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
-"""Nothing else is imported. Also decides what is code in a run of another user (`trust.CODE`)."""
+"""Nothing else is imported. Also decides which settings are code in a run of another user (`trust.CODE`)."""
 MET: dict[str, str] = {}
 """Source of each user module at its last import, which Python does not keep."""
 ANEW: set[str] = set()

@@ -144,7 +144,7 @@ def _empty_micro_batch(device: torch.device) -> MicroBatch:
 
 @dataclass(slots=True)
 class Load:
-    """Count what a micro-batch holds so far."""
+    """Count the tokens and rows of a micro-batch so far."""
 
     packing: str
     pads_ends: bool = False

@@ -38,7 +38,7 @@ class TrainerSettings:
     """Optimiser steps of a pass."""
     seed: int = 0
     max_staleness: int = 0
-    """Versions that tokens may be older than what is trained."""
+    """Versions that tokens may be older than the trained policy."""
     streaming: bool = False
     """Whether groups may be trained before the others of their step are there (`accumulate`)."""
     groups_per_step: int = 1

@@ -65,7 +65,7 @@ class Trainer:
         self.reference = reference
         self.timer = timer or PhaseTimer()
         self.observer: Callable[[FrozenLogProbs, ObjectiveInputs], None] = lambda part, inputs: None
-        """Is shown every micro-batch with what the objective reads of it, and changes nothing."""
+        """Called with every micro-batch and the objective's inputs of it; changes nothing."""
         self.controller = controllers.kl_controller(settings.algorithm)
         self.entropy = controllers.entropy_control(settings.algorithm)
         self.settings = settings

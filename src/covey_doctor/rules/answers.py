@@ -102,7 +102,7 @@ def wins_against_others(text: str, seen: TextVerdicts) -> bool:
 
 
 def verdicts_of(rows: Iterable[Row], bound: float) -> TextVerdicts:
-    """Return what each text won and lost; answers without a number are left out."""
+    """Return the prompts that each text won and lost; answers without a number are left out."""
     found = TextVerdicts()
     for row in rows:
         reward = row.get("reward")

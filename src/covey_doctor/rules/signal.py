@@ -124,7 +124,7 @@ def few_prompts(log: RunLog) -> Evidence | None:
 
 
 def much_dropped(log: RunLog) -> Evidence | None:
-    """Find runs that throw most of what they sample away."""
+    """Find runs that throw most of their samples away."""
     sampled, trained = log.known("num_groups_sampled"), dict(log.known("num_groups"))
     shares = ((step, 1 - trained[step] / number) for step, number in sampled if number > 0 and step in trained)
     span = log.derived("dropped", shares).lasting("dropped", lambda window: window.mean > 0.5)

@@ -25,13 +25,13 @@ _RAISING = ("raises", "assertRaises", "assertRaisesRegex", "isinstance", "issubc
 
 @dataclass(frozen=True)
 class Suite:
-    """Test code, and what is known of the program that it tests."""
+    """Test code, and known facts about the program that it tests."""
 
     source: str
     setup: str = ""
     entry_point: str = ""
     given: str = ""
-    """All that tells what the program is to define: a solution, a starter, the prompt."""
+    """Texts that tell which names the program must define: a solution, a starter, the prompt."""
     packages: Collection[str] = ()
     """Packages that test code may import if installed, besides the standard library."""
 
@@ -81,7 +81,7 @@ def split_tests(source: str, entry_point: str) -> list[tuple[str, str]]:
 
 
 def _is_usual(node: ast.stmt) -> bool:
-    """Return whether an import brings what test code has anyway."""
+    """Return whether an import brings names that test code has anyway."""
     return isinstance(node, ast.Import) and all(one.name in USUAL_MODULES and not one.asname for one in node.names)
 
 
@@ -134,14 +134,14 @@ class _OfProgram(ast.NodeTransformer):
         self._modules: set[str] = set()
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | list[ast.stmt]:
-        """Keep what an import renames."""
+        """Keep the names that an import renames."""
         is_own = node.module not in sys.stdlib_module_names and any(alias.name in self._own for alias in node.names)
         if not (is_own or node.level or node.module in PROGRAM_MODULES):
             return node
         return ast.parse("\n".join(f"{one.asname} = {one.name}" for one in node.names if one.asname) or "pass").body
 
     def visit_Import(self, node: ast.Import) -> ast.stmt:
-        """Note under what name the module goes."""
+        """Note the names that the module goes by."""
         found = {alias.asname or alias.name for alias in node.names if alias.name in PROGRAM_MODULES}
         self._modules |= found
         return ast.Pass() if found else node
@@ -187,7 +187,7 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def _names(tree: ast.Module, setup: ast.Module, suite: Suite) -> tuple[str, ...]:
-    """Return what test code uses of the program besides the entry point.
+    """Return names of the program that test code uses besides the entry point.
 
     Raises ValueError for a name unknown to the program.
     """
@@ -226,7 +226,7 @@ def _is_class(name: str, tree: ast.Module, given: str) -> bool:
 
 
 def _made_of(name: str, nodes: Sequence[ast.AST]) -> set[str]:
-    """Return the names that are given what a class or function returns."""
+    """Return the names that hold results of a class or function."""
     targets: list[ast.expr | None] = []
     for node in nodes:
         if isinstance(node, ast.Assign) and _calls(node.value, name):
@@ -250,7 +250,7 @@ def _read(node: ast.AST) -> set[str]:
 
 
 def imported(tree: ast.Module) -> list[str]:
-    """Return what code imports besides the standard library."""
+    """Return the packages that code imports besides the standard library."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -310,7 +310,7 @@ def _is_value(node: ast.expr) -> bool:
 
 
 def _named_by(node: ast.AST) -> list[str]:
-    """Return what a node uses, as NEEDS writes it."""
+    """Return the feature that a node uses, as NEEDS writes it."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):

@@ -160,7 +160,7 @@ def _written_otherwise(text: str) -> list[Reading]:
 
 
 def is_no_answer(text: str) -> bool:
-    """Check for what data sets hold in place of an answer."""
+    """Check for placeholders that data sets hold in place of an answer."""
     is_none = text.strip(" .$").lower() == "none"  # \\text{none} is what a solution may be
     return is_none or _RE["no_answer"].fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
 

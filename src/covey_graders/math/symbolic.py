@@ -37,7 +37,7 @@ def trl_verdict(
 
 
 def math_verify_accuracy(completion: str, gold: str) -> float:
-    """Return what math-verify says with its own settings: 1 or 0."""
+    """Return math-verify's verdict with its own settings: 1 or 0."""
     from math_verify import parse, verify
 
     _silence()

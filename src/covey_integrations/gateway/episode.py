@@ -49,7 +49,7 @@ class Agents:
     program: Program
     gateway: Gateway
     read: Reader
-    """Reads calls of tools out of what the policy says."""
+    """Reads calls of tools out of the policy's text."""
     left_behind: list[Begun] = field(default_factory=list)
     """Programs that did not end with their episodes, without those that have ended since."""
 
@@ -105,7 +105,7 @@ class AgentEpisode(Episode):
         return self._taken(request, info)
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure:
-        """Judge what was said, with what the program itself says of it."""
+        """Judge the conversation, with the program's own verdict."""
         endpoint, running = self._begun()
         # A call that no turn will answer: the episode met a limit
         if running.outcome.done() and not self._outcome.is_cut:

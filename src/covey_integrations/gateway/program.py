@@ -18,7 +18,7 @@ from covey_integrations.tools.calling import Begun, begun, without_exit
 GRACE = 2.0
 """Seconds that a program has to end once its episode has."""
 SHOWN = 300
-"""Characters of what a command said last, in the reason of a failure."""
+"""Characters of a command's last output in the reason of a failure."""
 
 
 class ProgramFailed(RuntimeError):
@@ -32,7 +32,7 @@ class Running(Protocol):
     """Return value of the program, or ProgramFailed."""
 
     async def stop(self) -> Begun | None:
-        """End it. Returns what could not be ended, and was left behind."""
+        """End it. Returns the processes that could not be ended, and were left behind."""
         ...
 
 

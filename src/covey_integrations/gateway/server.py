@@ -33,7 +33,7 @@ from covey_integrations.gateway.wire import (
 MAX_BYTES = 4 * 2**20
 """Maximum bytes of a request's body."""
 MAX_HEAD = 2**16
-"""Bytes of what stands before it."""
+"""Bytes of the head before it."""
 SECONDS = 30.0
 """Seconds from the beginning of a connection to its request's last byte, and for the client to take the answer."""
 MAX_WAITING = 256
@@ -121,7 +121,7 @@ class _Server:
         self.address: tuple[str, int] = listening.getsockname()
 
     def stop(self) -> None:
-        """End the server, once what is being answered is out."""
+        """End the server, once pending answers are out."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Make actions of what the policy says, and text of what an environment shows."""
+"""Convert the policy's text to actions, and observations to text."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -43,7 +43,7 @@ class Actions:
 
 
 class OpenEnv(Played):
-    """Environment whose attempts are played on a server. Prompts are seeds, or rows of what `reset` gets."""
+    """Environment whose attempts are played on a server. Prompts are seeds, or rows of arguments of `reset`."""
 
     def __init__(self, settings: OpenEnvConfig, actions: Actions, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
         super().__init__(prompts)
@@ -66,7 +66,7 @@ class OpenEnv(Played):
 
 
 class ActingEpisode(PlayedEpisode):
-    """Takes what the policy says for an action."""
+    """Takes the policy's text for an action."""
 
     def __init__(self, settings: OpenEnvConfig, actions: Actions, prompt: Prompt) -> None:
         self.settings, self.actions = settings, actions
@@ -139,7 +139,7 @@ class CallingEpisode(ActingEpisode):
 
 
 def actions_of(settings: OpenEnvConfig) -> Actions:
-    """Ask a server what it takes. Raises ValueError, with the setting, where it does not say."""
+    """Ask a server for its actions. Raises ValueError, with the setting, where it does not say."""
     schema = action_schema(settings.url, settings.server_timeout)
     if not takes_calls(schema):
         return Actions(schema)

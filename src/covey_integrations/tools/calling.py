@@ -111,7 +111,7 @@ class Caller:
     """Deadline of a call (environment.tool_timeout)."""
     ledger: ToolLedger = field(default_factory=ToolLedger)
     written: Callable[[Any], str] = field(default_factory=lambda: as_text)
-    """Makes text of what a tool returns."""
+    """Makes text of a tool's result."""
 
     async def answers(self, calls: tuple[Call | BadCall, ...]) -> list[ToolAnswer]:
         """Return an answer per call, in order; stateful tools run sequentially."""

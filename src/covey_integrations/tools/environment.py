@@ -45,7 +45,7 @@ class ToolEnvironment(Environment):
     tool_timeout: float = 30.0
     """Seconds of one call."""
     written: Callable[[Any], str] = staticmethod(as_text)
-    """Makes text of what a tool returns."""
+    """Makes text of a tool's result."""
     _ledger: ToolLedger | None = None
     _shown: dict[str, tuple[Tool, ...]] | None = None
     _reader = HERMES

@@ -18,7 +18,7 @@ class Talk:
 
     state: Any = None
     messages: list[Message] = field(default_factory=list)
-    """Answers with their `tool_calls`, and what the policy has read of the tools."""
+    """Answers with their `tool_calls`, and tool results that the policy has read."""
     token_ids: list[int] = field(default_factory=list)
     """Tokens that the policy sampled, over all turns."""
     opening: Observation = field(default_factory=Observation)
@@ -37,7 +37,7 @@ class ToolRules:
     role: str = "tool"
     """Role of a tool's answer: `tool`, or `user` for templates that know no tools."""
     calls_last: bool = True
-    """Whether calls of the last turn are made, though no turn reads what comes of them."""
+    """Whether calls of the last turn are made, though no turn reads their results."""
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class ToolEpisode(Episode):
     """Begins the attempt."""
     judge: Callable[[Talk], Awaitable[Reward | Failure | None]]
     closes: Callable[[], Awaitable[None]]
-    """Releases what the attempt holds."""
+    """Releases the attempt's resources."""
     _num_calls: int = 0
     _unread: tuple[Message, ...] = ()
 

@@ -152,7 +152,7 @@ class HttpWire:
             self._sockets.add(facts["return_value"].get_extra_info("socket"))
 
     def _cut(self) -> None:
-        """End what is being said: the session ends with it."""
+        """End the pending call: the session ends with it."""
         for connection in list(self._sockets):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -195,14 +195,14 @@ def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _emptied(prompt: Prompt) -> Prompt:
-    """Return the prompt without what stands for a missing one."""
+    """Return the prompt without a placeholder's text."""
     if isinstance(prompt.text, str) or text_of(prompt.text[-1]) != NO_PROMPT:
         return prompt
     return replace(prompt, text=(*prompt.text[:-1], {**prompt.text[-1], "content": ""}))
 
 
 def _after_reset(text: str | tuple[Message, ...], opening: Observation) -> str | tuple[Message, ...]:
-    """Return a prompt with what `reset` appended to it."""
+    """Return a prompt with the text that `reset` appended."""
     said = opening.messages
     if not isinstance(said, str) or not said:
         return text

@@ -18,7 +18,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Verifiers(AgentEnvironment):
-    """Its tasks are the prompts, and what its own rewards say is the reward."""
+    """Its tasks are the prompts, and its own rewards are the reward."""
 
     def __init__(self, worker: WorkerProgram, run: RunSampling) -> None:
         """Load the environment. Raises ValueError, with the setting, where that fails."""

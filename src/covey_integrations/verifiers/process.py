@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("worker.py")
 
 
 class WorkerProgram:
-    """The worker as the program of an agent: it plays an attempt and says what that is worth."""
+    """The worker as the program of an agent: it plays an attempt and reports its reward."""
 
     def __init__(self, settings: VerifiersConfig) -> None:
         """Keep the settings. The process starts when something is asked of it, and again after one that ended."""

@@ -34,10 +34,10 @@ class Player(Protocol):
     splits: dict[str, list[Any]]
 
     def prompt(self, task: Any) -> Any:
-        """Return what is asked, as text or messages."""
+        """Return the prompt, as text or messages."""
 
     async def play(self, task: Any, base_url: str, api_key: str) -> float:
-        """Return what an attempt is worth."""
+        """Return the reward of an attempt."""
 
 
 # ---- verifiers v0: load_environment() returns an Environment
@@ -222,7 +222,7 @@ async def tools_of(task: Any, trace: Any) -> dict[str, tuple[dict[str, Any], Any
 
 
 async def called(tools: dict[str, tuple[dict[str, Any], Any]], call: Any) -> str:
-    """Return what a tool answers, or what is wrong with the call: words for the policy."""
+    """Return a tool's answer, or the fault of the call: words for the policy."""
     if call.name not in tools:
         return f"error: unknown tool {call.name!r}"
     try:
@@ -317,7 +317,7 @@ def load(name: str, options: dict[str, Any], counts: dict[str, int]) -> Player:
 
 
 def one_line(error: Any) -> str:
-    """Return what went wrong in one line."""
+    """Return the error in one line."""
     said = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
     return " ".join(said.split())[:600]
 

@@ -30,7 +30,7 @@ WRONG = {
     "trick": "a program that is right only for its tests",
     "megabyte": "a megabyte of text",
 }
-"""Kinds of cases, and what each is."""
+"""Kinds of cases, with descriptions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ EQUAL_TO_ALL = "class Equal:\n    def __eq__(self, other):\n        return True\
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """A right completion: the answer, and what stands before and after it.
+    """A right completion: the answer, and the text before and after it.
 
     >>> Gold("The answer is **", "42", "**.").text
     'The answer is **42**.'
@@ -51,7 +51,7 @@ class Gold:
 
     @property
     def bare(self) -> "Gold":
-        """Return it without what leads to the answer, which says it already."""
+        """Return it without its derivation, which contains the answer already."""
         if functions_of(self.answer):
             return Gold("```python\n", self.answer, "\n```") if "```" in self.before else Gold("", self.answer, "")
         return Gold(self.before.rpartition("\n")[2], self.answer, self.after.partition("\n")[0])

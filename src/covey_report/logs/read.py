@@ -107,7 +107,7 @@ def _json(path: Path) -> Any:
 
 
 def plain_mapping(value: Any) -> Row:
-    """Return a mapping, an empty one in place of what is none."""
+    """Return a mapping, an empty one in place of other values."""
     return value if isinstance(value, dict) else {}
 
 

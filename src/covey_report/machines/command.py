@@ -26,7 +26,7 @@ from covey_tasks.machines.scores import SCORES, SHORT_NAMES
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A command line: what to do, with what, and its flags."""
+    """A command line: verb, objects and flags."""
 
     action: str
     path: Path

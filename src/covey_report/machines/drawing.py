@@ -182,7 +182,7 @@ def name_axes(axes: Axes, view: View) -> None:
 
 
 EVERY = 4
-"""Looks from one picture to the next: 0.08 s, the speed of what happened."""
+"""Looks from one picture to the next: 0.08 s, which is real time."""
 SELDOM = 20
 """Looks between the poses that the pictures surely have room for: 0.4 s."""
 WIDTH, HEAD, DPI = 9.0, 0.4, 80

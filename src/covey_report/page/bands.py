@@ -1,4 +1,4 @@
-"""Intervals of what a report draws, in plain Python."""
+"""Intervals for the curves of a report, in plain Python."""
 
 import math
 from collections.abc import Callable, Sequence

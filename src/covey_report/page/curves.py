@@ -32,7 +32,7 @@ class Plot:
     """Left out where it never changes."""
     is_log: bool = False
     trials: str = ""
-    """The metric that counts what a share is of, where these are independent of each other."""
+    """The metric that counts a share's units, where these are independent of each other."""
     least: float | None = None
     """Lower bound of its values; shares lie between 0 and 1."""
 
@@ -268,7 +268,7 @@ def _has_trend(values: Sequence[float]) -> bool:
 
 
 def short(value: float | None) -> float | None:
-    """Return a number of four digits, None for what cannot be drawn."""
+    """Return a number of four digits, None if it cannot be drawn."""
     return None if value is None or not math.isfinite(value) else four_digits(value)
 
 

@@ -38,7 +38,7 @@ def _listed(given: dict[str, Any]) -> Hardware:
 
 
 GPUS = {key: _listed(dict(given)) for key, given in read_table(Path(__file__).with_name("gpus.yaml")).items()}
-"""Memory, speed and bandwidth are those of data sheets; what is reached of them is in `seconds.py`."""
+"""Memory, speed and bandwidth are those of data sheets; `seconds.py` has the reachable shares."""
 THIS = "here"
 SECONDS, AT_LEAST = 0.15, 5
 """Seconds and fewest repetitions of each of the two measurements of this machine."""

@@ -59,7 +59,7 @@ class Plan:
     on: Hardware
     num_gpus: int
     memory: dict[str, int]
-    """Bytes of one GPU by what they are for, `in_all` the most at once."""
+    """Bytes of one GPU by purpose, `in_all` the most at once."""
     change: tuple[str, ...]
     """The cheapest settings that make it fit, none where it fits; ("no change", why) where nothing does."""
     same_update: tuple[str, ...]

@@ -69,7 +69,7 @@ class Constants:
     decode_bandwidth: float
     train_flops: float
     layer: float
-    """Seconds of one layer of one decode step, besides what it computes."""
+    """Seconds of one layer of one decode step, besides its arithmetic."""
     step: float
     """... of one decode step."""
     row: float

@@ -247,7 +247,7 @@ _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([Ee][+-][0-9]+)?|-?Infinity|NaN")
 
 
 Refer = Callable[[str, Any], Any]
-"""Returns what a tag and its content name; ValueError where that is nothing."""
+"""Returns the object that a tag and its content name; ValueError if there is none."""
 
 
 def decode(node: Any, depth: int = 0, refer: Refer | None = None) -> Any:

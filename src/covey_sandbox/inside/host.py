@@ -85,7 +85,7 @@ class Zygote:
         ready = self.ask(config)
         self.version: str = ready["ready"]
         self.keeps_search: bool = ready["keep_search"]
-        """Programs keep the capability to read what only root may read; Landlock bounds it."""
+        """Programs keep root's capability to read; Landlock bounds it."""
 
     @property
     def pid(self) -> int:

@@ -73,7 +73,7 @@ class Host:
         self._num_runs, self._opened = 0, time.monotonic()
         self._leftovers: list[str] = []
         self._removers: list[int] = []
-        """Processes that remove what programs left."""
+        """Processes that remove leftovers of programs."""
         self._has_overrun = False
         """The program has made more files than it may, and gets no further process."""
 

@@ -188,7 +188,7 @@ class Objects:
         self._places: dict[int, int] = {}
 
     def answer(self, call: dict[str, Any]) -> None:
-        """Do what is asked, and answer; without `do`, call the function."""
+        """Carry out a request, and answer; without `do`, call the function."""
         index = call["i"]
         try:
             arguments = codec.decode(call.pop("args"), refer=self._resolve)

@@ -35,7 +35,7 @@ class Helper(Protocol):
     """Seconds between two looks."""
 
     def serve(self, message: dict[str, Any], channel: socket.socket) -> None:
-        """Do what a message asks for, if anything."""
+        """Carry out a message, if it asks for anything."""
         ...
 
     def look(self) -> None:

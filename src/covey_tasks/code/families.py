@@ -248,4 +248,4 @@ CLASSIC_FIZZBUZZ = (
 CLASSICS = {("fizzbuzz", 3): replace(_words_for_multiples((3, 5), ("Fizz", "Buzz")), statement=CLASSIC_FIZZBUZZ)}
 """Problems that everybody knows, by family and difficulty. Such a level trains on that one alone."""
 MIXES: dict[str, Sequence[str]] = {"starters": ("line", "steps"), "all": tuple(FAMILIES)}
-"""Names for several families; the starters are what a randomly initialised policy learns within minutes."""
+"""Names for several families; a randomly initialised policy learns the starters within minutes."""

@@ -37,7 +37,7 @@ class CodeConfig(EpisodesConfig):
     num_test: int = setting(512, ge=1, needs=PROBLEMS_GENERATED)
     """Held-out problems, none of which is in the training set."""
     problem_seed: int = setting(0, needs=IS_DRAWN)
-    """Which problems are drawn, and which tests of rows."""
+    """Seed of the drawn problems, and of the drawn tests of rows."""
     tests_per_problem: int | None = setting(None, ge=1)
     """Tests of a problem, drawn by `problem_seed`; null takes ten of a made-up problem, all of a row."""
     partial_weight: float = setting(0.5, ge=0, le=1)
@@ -58,7 +58,7 @@ class CodeConfig(EpisodesConfig):
     cpu_seconds: int = 20
     """Processor time of one program."""
     memory_bytes: int = 536870912
-    """Memory of one program, besides what the interpreter takes."""
+    """Memory of one program, besides the interpreter's own."""
     output_bytes: int = 8388608
     """Longest answer of a program."""
     cache_size: int = setting(65536, ge=0)

@@ -29,7 +29,7 @@ class MoveResult:
     is_done: bool = False
     is_won: bool = False
     state: str = ""
-    """Names what is known after the turn."""
+    """Names the facts known after the turn."""
     reward: float = 0.0
     """Reward of this turn."""
     is_void: bool = False

@@ -19,7 +19,7 @@ class GameConfig(EpisodesConfig):
     demonstration_errors: float = setting(0.3, ge=0, le=1)
     """Share of the demonstrated turns that err, in the cold start."""
     problem_seed: int = 0
-    """Which problems and demonstrations are drawn."""
+    """Seed of the drawn problems and demonstrations."""
 
     knows_right: ClassVar[bool] = True
 

@@ -112,7 +112,7 @@ def measures(verdicts: Verdicts) -> dict[str, float]:
 MEASURES = ("all_strict", "share_strict", "all_loose", "share_loose")
 """Measures in the order of TorchRL's weights."""
 FOLLOWED, ON_TOPIC = "followed_on_topic", "on_topic"
-"""The reward of the plain schemes, and whether the answer says something about what was asked."""
+"""The reward of the plain schemes, and whether the answer is about the question."""
 RULES = WORDS, OWN, NAMED, NO_ECHO = ("has_words", "has_own_words", "names_topic", "is_no_echo")
 """The rules of that: enough words, some of its own that mean something, the topic, and not the prompt again."""
 PLAIN = {"strict": "all_strict", "strict_share": "share_strict", "loose": "all_loose", "loose_share": "share_loose"}

@@ -48,7 +48,7 @@ class IfevalConfig(EnvironmentConfig):
     )
     """Generated held-out prompts, none of which is in the training set."""
     problem_seed: int = setting(0, needs=GENERATED)
-    """Which prompts are generated."""
+    """Seed of the generated prompts."""
 
     reads_rows: ClassVar[str] = "maybe"
     knows_right: ClassVar[bool] = True

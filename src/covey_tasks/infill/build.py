@@ -48,7 +48,7 @@ class Material:
     tokenizer: PreTrainedTokenizerBase
     settings: InfillConfig
     say: Callable[[str], None]
-    """Hears of what takes a while."""
+    """Called with a line before long work."""
 
     def pairs(self, split: str, seed: int) -> "PairSource":
         count = self.texts.num_pool if split == "train" else NUM_CHECKED
@@ -80,7 +80,7 @@ class Corruption:
     """Replaces tokens by tokens of other real texts."""
 
     pool: Sequence[Sequence[int]]
-    """Real texts as tokens; what is put in comes from them, as often as they have it."""
+    """Real texts as tokens; insertions come from them, with their frequencies."""
     places: Places
     ratios: Sequence[float]
     """Largest shares of tokens that are replaced."""

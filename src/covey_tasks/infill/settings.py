@@ -44,7 +44,7 @@ class InfillConfig(EnvironmentConfig):
     num_test: int = setting(512, ge=1)
     """Held-out prompts."""
     problem_seed: int = 0
-    """Which texts are drawn and what is masked in them."""
+    """Seed of the drawn texts and of their masks."""
     judge: str = "nano-judge"
     """Model that scores a text: nano-judge (trained by covey), a folder or a hub name of a sequence classifier."""
     judge_floor: float = setting(0.75, ge=0, le=1)

@@ -24,7 +24,7 @@ IS_DRAWN = Requires(
 
 @dataclass
 class MachinesConfig(EnvironmentConfig):
-    """Machines of blocks, worth what they do in a physics simulation (MuJoCo)."""
+    """Machines of blocks, scored in a physics simulation (MuJoCo)."""
 
     name: str = "machines"
     stages: list[str] = field(default_factory=lambda: ["car"])
@@ -56,7 +56,7 @@ class MachinesConfig(EnvironmentConfig):
     demonstration_cap: float = setting(1.0, gt=0, le=1, needs=DESIGNS_MADE_UP)
     """Share of each family that is shown, lowest scores first: 0.75 leaves the best quarter out."""
     problem_seed: int = setting(0, needs=IS_DRAWN)
-    """Which problems and demonstrations are drawn."""
+    """Seed of the drawn problems and demonstrations."""
     num_workers: int = setting(2, ge=1)
     """Processes that simulate."""
     timeout: float = setting(5.0, gt=0)

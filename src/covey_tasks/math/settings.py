@@ -104,7 +104,7 @@ class CountdownConfig(EnvironmentConfig):
     num_test: int = setting(512, needs=WITHOUT_ROWS)
     """Held-out problems, none of which is in the training set."""
     problem_seed: int = setting(0, needs=WITHOUT_ROWS)
-    """Which problems are drawn."""
+    """Seed of the drawn problems."""
     uses: str = "exactly"
     """Use of each number: exactly (once) or at_most (once)."""
     answer_form: str = "tags"

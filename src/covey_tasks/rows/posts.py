@@ -13,7 +13,7 @@ from covey.system.lookup import read_table
 NUM_TRAIN = 2048
 NUM_TEST = 256
 BRIEF = 0.4
-"""Share of summaries that say only what happened."""
+"""Share of summaries that only tell the events."""
 STOPPED = 0.4
 """Share that end in a full stop."""
 

@@ -17,7 +17,7 @@ from covey_trl.translation.counterparts import Decision, System, Translation, sy
 SYSTEMS = ("words", "torchrl", "verl", "openrlhf", "prime_rl")
 """A file each. The first that has a name counts."""
 AMBIGUOUS = {"num_devices", "enabled", "r", "n", "name", "path", "type", "mode", "rank", "alpha", "interval", "enable"}
-"""Last parts that say nothing without what stands before them."""
+"""Last parts of names that are ambiguous without the parts before them."""
 FLAT = 3
 """Names without a section that tell a program."""
 

@@ -41,7 +41,7 @@ class Row:
     values: Mapping[str, str | None] | None = None
     """Words of each value, in small letters with "_"; None and another value have the note alone."""
     by: str = ""
-    """A key of CONVERT, which makes the value what covey counts."""
+    """A key of CONVERT, which converts the value to covey's unit."""
     note: str = ""
     """Given with every answer; of values, where a value has no words."""
 

@@ -24,7 +24,7 @@ class CreditFunctions:
     estimate: Callable[..., Any]
     """An entry of ADVANTAGES, or a custom one."""
     takes_answers: bool
-    """Whether `estimate` looks at what was written, besides the scores."""
+    """Whether `estimate` reads the answers, besides the scores."""
     shaping: tuple[Callable[..., Any], ...]
     """Shaping functions in their order of application."""
     turn_credit: Callable[..., Tensor] | None

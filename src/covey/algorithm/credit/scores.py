@@ -17,7 +17,7 @@ from covey.types import Prompt
 
 SINGLETON = ("zero", "raw", "error")
 ROUNDING = 1e-12
-"""Spread of values that are equal, as a share of what was added up to them."""
+"""Spread of equal values, as a share of the terms that were added up to them."""
 
 
 @dataclass(frozen=True, slots=True)

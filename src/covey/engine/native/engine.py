@@ -67,7 +67,7 @@ class NativeEngine:
         self._reset()
 
     def _prepare(self, policy: Policy, kernels: str) -> None:
-        """Choose the decode policy, its kernels and what it caches."""
+        """Choose the decode policy, its kernels and its cache."""
         probe = detect_capabilities(policy)
         self._shape: CacheShape = probe.shape(policy.device)
         self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"

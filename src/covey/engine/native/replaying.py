@@ -48,7 +48,7 @@ class Place:
 
 
 class ReplayingEngine(OwnWeightsEngine):
-    """Samples again what another engine sampled, on the original versions."""
+    """Samples another engine's tokens again, on the original versions."""
 
     past: Past
     """Recorded past of the group that is sampled now."""

@@ -53,9 +53,9 @@ class Runner:
         self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
         self.cache = cache
         self.repeats_bits = False
-        """Whether what was given up is read again as it was read before, pass by pass: slow, and the same bits."""
+        """Whether evicted tokens are read again as they were read before, pass by pass: slow, and the same bits."""
         self.num_encoded = 0
-        """Tokens that were read so far, other than by decoding; what `encode_again` reads is not counted."""
+        """Tokens that were read so far, other than by decoding or `encode_again`."""
         self._held: dict[SamplingRequest, Tensor] = {}
         """Requests that wait to start more rows, and the logits these begin with."""
         self._grid: Grid | None = None

@@ -25,7 +25,7 @@ HALF_PAIR = b"\\ud"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """Beginning of the placeholder that a clone without Git LFS has in place of a file."""
 EXCELS = re.compile(r"\ufeff?sep=(.)\r?\n")
-"""The line before the header by which Excel is told what parts cells."""
+"""The line before the header that names the separator of cells to Excel."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """Beginnings of text of two bytes a character."""
 

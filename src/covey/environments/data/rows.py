@@ -29,7 +29,7 @@ USUAL_COLUMNS = ("question", "problem", "messages", "instruction", "query", "inp
 TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
 
 Usable = tuple[Row, Any]
-"""A row, and what the environment takes for it."""
+"""A row, and the environment's input from it."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class RowSettings:
     known: Callable[[Row], Row] = as_it_is
     """Gives rows of a form that others have the columns that are read."""
     make: Callable[[Row], Any] = as_it_is
-    """Makes of a row with all its columns what the environment takes; ValueError says what is wrong with it."""
+    """Converts a row with all its columns to the environment's input; ValueError names its fault."""
     read: Callable[[Row], Row] = as_it_is
     """Makes of such a row the one that is compared with others, and taken: ValueError too."""
     subset: str | None = None

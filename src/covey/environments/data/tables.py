@@ -10,7 +10,7 @@ from covey.environments.data.entries import MAX_HELD_BYTES, MAX_ROW_BYTES, Entry
 BATCH_ROWS = 1024
 """Rows of a table of columns that are Python objects at the same time."""
 MAX_SWELLING = 1000
-"""Bytes that one of a file may become, beyond what may be held."""
+"""Bytes that one of a file may become, beyond the bound on held ones."""
 BATCH_BYTES = 64 << 20
 """Bytes of a columnar table's rows held at a time, unless one row alone has more."""
 

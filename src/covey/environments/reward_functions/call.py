@@ -43,7 +43,7 @@ class RewardOutcome(TypedDict):
     values: list[float | None]
     """One for each completion; None where the function does not apply, or where there is a problem."""
     problems: dict[str, str]
-    """Completion index (as text, for JSON) to what is wrong with its value."""
+    """Completion index (as text, for JSON) -> fault of its value."""
     metrics: list[tuple[str, float]]
     """Metrics that the function logged through `log_metric`."""
     extras: dict[str, list[Any]]
@@ -72,7 +72,7 @@ AT_START = TrainerState()
 
 @dataclass(frozen=True)
 class _Hooks:
-    """The logging hooks of a call, and what they logged."""
+    """The logging hooks of a call, and their records."""
 
     count: int
     state: TrainerState

@@ -104,7 +104,7 @@ class Conversation:
     """An attempt of several turns, as reward functions get it."""
 
     asked: str | tuple[Message, ...]
-    """Its prompt, with what was added to it before the first turn."""
+    """Its prompt, with additions before the first turn."""
     messages: Sequence[Message]
     """All that was said since."""
     token_ids: Sequence[int]

@@ -23,7 +23,7 @@ class RewardFunctionsConfig(EnvironmentConfig):
     num_workers: int = setting(2, needs=IN_WORKERS)
     """Worker processes that run reward functions."""
     start_timeout: float = setting(120.0, gt=0, needs=IN_WORKERS)
-    """Seconds a worker may take to start and to import what the reward functions need."""
+    """Seconds a worker may take to start and to import the reward functions' modules."""
     worker_calls: int = setting(500, gt=0, needs=IN_WORKERS)
     """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
     worker_bytes: int = setting(2147483648, gt=0, needs=IN_WORKERS)

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 ATTENTION = "covey"
 UNDERSTOOD = frozenset({"layout", "scaling", "sliding_window", "softcap", "s_aux"})
-"""Keywords that decide what is computed."""
+"""Keywords that change the result."""
 IRRELEVANT = frozenset({"dropout", "position_ids", "cache_position", "logits_to_keep", "num_items_in_batch"})
 """Keywords that do not: dropout is off, and positions are in queries and keys already."""
 

@@ -1,4 +1,4 @@
-"""Probe what a model's own cache computes exactly.
+"""Probe a model's own cache for exact computations.
 
 Shapes: R rows, T tokens, V vocabulary.
 """
@@ -26,7 +26,7 @@ ERROR, HALF_ERROR = 1e-3, 0.3
 
 @torch.no_grad()
 def probe_caching(policy: Policy) -> Caching:
-    """Find what the policy's own cache computes exactly."""
+    """Find the exact computations of the policy's own cache."""
     with inference(policy.model), without_compiling():
         probe = _Probe.of(policy)
         if not _holds(probe.forks, policy):

@@ -44,7 +44,7 @@ class VarlenLayout:
 
     lengths: Lengths
     key_place_S: Tensor
-    """Places in the stream, sequence after sequence: what it continues, then itself."""
+    """Places in the stream, sequence after sequence: its prefix, then itself."""
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         assert rule.is_plain, "chosen for plain attention"

@@ -57,7 +57,7 @@ class CompiledNorm(nn.Module):
 
 
 class CompiledLayer(nn.Module):
-    """Adds what attention gives in the pass of the norm that follows."""
+    """Adds attention's output in the pass of the norm that follows."""
 
     def forward(self: Any, hidden_states: Tensor, **keywords: Any) -> Any:
         norm, is_wide = self.post_attention_layernorm, hidden_states.dtype == torch.float32

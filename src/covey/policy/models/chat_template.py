@@ -1,4 +1,4 @@
-"""Defaults of a run for what a tokenizer's chat template reads."""
+"""Defaults of a run for the variables of a tokenizer's chat template."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -91,7 +91,7 @@ def _stay(mode: bool = True) -> None:
 
 
 def general_attention(policy: Policy) -> str:
-    """Find what the model computes exactly, of `forked.GENERAL`.
+    """Find the model's exact computations, of `forked.GENERAL`.
 
     `policy` takes the general path and is in training mode. ValueError where tokens see what follows.
     """
@@ -142,7 +142,7 @@ def _places(start: int, text: Sequence[int]) -> range:
 
 
 def _tree(policy: Policy, texts: Sequence[Sequence[int]]) -> Pass:
-    """Return the texts as a stream, in which what agrees stands once."""
+    """Return the texts as a stream, with common prefixes once."""
     prompt = StreamSegment(0, PROMPT)
     both = StreamSegment(PROMPT, AGREED, prompt)
     segments, stream, places = [prompt, both], list(texts[0][: PROMPT + AGREED]), []

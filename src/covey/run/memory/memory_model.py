@@ -266,7 +266,7 @@ def _is_attention(layer: Layer) -> bool:
 
 
 def _input_bytes(trained: list[Layer], value: int, is_cast: bool) -> int:
-    """Return the bytes of what goes into products whose weights train.
+    """Return the bytes of inputs to products whose weights train.
 
     autocast makes a copy for each of them. Without it, or where they are cast once, layers side by side share their
     input. Attention's output is kept anyway.

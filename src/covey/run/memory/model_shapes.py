@@ -182,4 +182,4 @@ def _family_name(name: str) -> str:
 
 
 PUBLIC: Mapping[str, dict[str, Any]] = read_table(Path(__file__).with_name("shapes.yaml"))
-"""Shapes of models by `_family_name`: what a configuration on disk says of others."""
+"""Shapes of models by `_family_name`: those of others are read from a configuration on disk."""

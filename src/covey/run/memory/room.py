@@ -44,7 +44,7 @@ def _address_space(root: Path) -> int:
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """Yield what is left in each group from the process' own upwards.
+    """Yield the free bytes of each group from the process' own upwards.
 
     File cache that can be dropped counts as free.
     """

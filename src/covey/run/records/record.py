@@ -73,7 +73,7 @@ from covey.system.waits.timer import PhaseTimer
 
 LOGGER = logging.getLogger(__name__)
 TRACES = "covey_report.traces.log:TraceLog"
-"""Writes what the report shows of groups and tokens; the core imports nothing of that package."""
+"""Writes the report's rows on groups and tokens; the core imports nothing of that package."""
 
 
 class RunRecorder:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # covey.run.evaluate imports torch; reading a summary must no
 LOGGER = logging.getLogger(__name__)
 HELD_OUT, TRAINED, SIDES = "held-out prompt", "training prompt", ("before", "after")
 PromptKey = tuple[str, str]
-"""A prompt that an evaluation looked at: its environment and what tells it from others (fingerprint.py)."""
+"""A prompt that an evaluation looked at: its environment and its fingerprint (fingerprint.py)."""
 
 
 @dataclass(frozen=True, slots=True)

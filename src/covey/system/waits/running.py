@@ -32,7 +32,7 @@ running_clock = cache(RunningClock)
 
 
 def set_alarm(seconds: float, ring: Callable[[], None]) -> Callable[[], bool]:
-    """Call `ring` after `seconds` of running; return what cancels it."""
+    """Call `ring` after `seconds` of running; return a function that cancels it."""
     clock, is_over, first = running_clock(), threading.Event(), threading.Lock()
     until = clock() + seconds
 

@@ -51,7 +51,7 @@ class WorkerSettings:
     timeout: float = 30.0
     """Seconds one call may take, counted from when a worker begins it."""
     start_timeout: float = 120.0
-    """Seconds a worker may take to start and to import what its functions need."""
+    """Seconds a worker may take to start and to import its functions' modules."""
     max_calls: int = 500
     """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
     max_bytes: int = 2 << 30

@@ -100,7 +100,7 @@ class _Reader:
         return self._next() if self._peek() in wanted and not self.is_at_end() else ""
 
     def _is_over(self) -> bool:
-        """Check whether what is read here ends before the next token."""
+        """Check whether the current expression ends before the next token."""
         token = self._peek()
         return token in ENDINGS or token == self._bar
 
@@ -167,7 +167,7 @@ class _Reader:
         return times(node, part)
 
     def _factor(self) -> Node:
-        """Read an atom with what is written behind, above and below it."""
+        """Read an atom with its suffixes, superscripts and subscripts."""
         node = self._atom()
         while mark := self._take(MARKS):
             if mark == "^":
@@ -318,7 +318,7 @@ class _Reader:
         return Symbol(f"{token} {node}") if is_name else FunctionCall(token, (node,))
 
     def _called(self, token: str) -> Node:
-        """Read a function with what is written below, above and behind it."""
+        """Read a function with its subscript, superscript and argument."""
         arguments: list[Node] = []
         powers: list[Node] = []
         while script := self._take(SCRIPTS):

@@ -52,7 +52,7 @@ _PHRASES = steps(
     (pattern.replace("^[[", _BEGIN).replace("]]$", _END), formula) for pattern, formula in _TABLE["phrases"]
 )
 SETS = {name: frozenset(words.split()) for name, words in _TABLE["sets"].items()}
-"""Commands and signs by what they are."""
+"""Commands and signs by kind."""
 _SKIPPED = SETS["skipped"] | {"\\ "}
 AND, DOTS = "\\and", "\\ldots"
 LESS: dict[str, bool] = _TABLE["less"]

@@ -55,7 +55,7 @@ class Candidate:
         self.fault: Exception | None = None
         """Reason why the program passes no test, or gets no verdict. Kept here: tests may catch what they like."""
         self.last = ""
-        """The last call and what became of it."""
+        """The last call and its result."""
 
     def names_for(self, test: dict[str, Any]) -> dict[str, Any]:
         """Return the program's names that a test uses."""

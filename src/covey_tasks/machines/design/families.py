@@ -8,7 +8,7 @@ from covey_tasks.machines.design.growth import Builder, faces
 from covey_tasks.machines.design.types import Side, Tree
 
 Family = Callable[[random.Random, Builder], None]
-"""Builds on a builder that holds only the root; what does not fit is left out."""
+"""Builds on a builder that holds only the root; blocks that do not fit are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Base:
 
 
 ArmFamily = Callable[[random.Random, Builder, Base], None]
-"""Builds what throws onto a base."""
+"""Builds the throwing part onto a base."""
 
 SMALL, BEAM, LOG, BALLAST, WHEEL, ROTOR, HINGE, BAND, CONTAINER, BOULDER = 15, 1, 63, 35, 2, 22, 5, 9, 30, 36
 ROOT_FRONT, ROOT_BACK, ROOT_LEFT, ROOT_RIGHT, ROOT_UP = range(5)

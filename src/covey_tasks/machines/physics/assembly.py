@@ -16,7 +16,7 @@ Motion = Literal["free", "hinge", "ball", "slide"]
 MOTIONS: dict[Kind, Motion] = {kind: row["motion"] for kind, row in TABLE["kinds"].items() if "motion" in row}
 """Motion of a body by the kind of its first block; the root is rigid."""
 JOINTS = tuple(kind for kind, motion in MOTIONS.items() if motion != "free")
-"""Kinds that move against what they sit on."""
+"""Kinds that move against the block they sit on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Physics:
 PHYSICS = Physics()
 
 WATCH_STEPS = 4
-"""Steps from one look at the machine to the next: 0.02 s. Landings need that; what is shown needs less."""
+"""Steps from one look at the machine to the next: 0.02 s. Landings need that; pictures need less."""
 SHOW_EVERY = 10
 """Looks from one shown sample to the next: 0.2 s."""
 MAX_SPEED = 500.0

@@ -60,7 +60,7 @@ class Simulation:
     physics: Physics
     num_looks: int = 0
     energy: float = math.inf
-    """Joules at the last look: of motion, height, and what is stretched."""
+    """Joules at the last look: of motion, height, and stretched parts."""
     gained: float = 0.0
     """Joules that no motor gave, in all."""
 

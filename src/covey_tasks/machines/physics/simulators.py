@@ -59,7 +59,7 @@ class Simulators:
 
 
 Key = tuple[Tree, World, str]
-"""The machine in its one order, what stands around it, and the physics version."""
+"""The machine in its one order, its surroundings, and the physics version."""
 
 
 class CachedSimulators:
