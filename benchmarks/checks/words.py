@@ -6,7 +6,7 @@
 
 Rules (docs/develop/glossary.md has the names): a public class name has one owner; functions are named by verbs, not by
 a bare participle (`settled`, `asked`); a docstring names its noun instead of "Return what ..."; no sentence of
-it or of an attribute's doc begins with "What is ..." or "Of each ...", and neither doc with "For ..." or "By ..."; its
+it or of an attribute's doc begins with "What is ..." or "Of each ...", and neither doc with "How ..." or "For ..."; its
 first line has at most 12 words; words of `DIALECT` are not used; a test's name has at most 14 words.
 """
 
@@ -27,8 +27,8 @@ MAX_TEST_WORDS = 14
 """Words of a test's name, without `test`."""
 RELATIVE = re.compile(r"(Return|Tell|Say|Give|Have) (what|whether|those|who|how)\b")
 FREE_RELATIVE = re.compile(
-    r"(?:\A|[.;:]\s+)(?:What|Of)\b[^?]*?[.;:](?:\s|\Z)"
-    r"|\A(?:Where|Whose|That|By|For|In|As|With|Between|So|At|On|Over|Since|Under)\b"
+    r"(?:\A|[.;:]\s+)(?:What|Of|Where)\b[^?]*?[.;:](?:\s|\Z)"
+    r"|\A(?:What|Of|Where|Whose|Who|Which|How|Why|When|That|By|For|In|As|With|Between|So|At|On|Over|Since|Under) \w"
 )
 PARTICIPLE = re.compile(
     r"\w+ed|made|found|kept|held|written|drawn|shown|said|built|left|given|taken|known|meant|told|seen|gone|begun"

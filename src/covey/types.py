@@ -40,7 +40,7 @@ StopReason = Literal[
     "timeout",
     "failure",
 ]
-"""Why an episode ended: it was done, a tool ended it, or a limit was met (turns, tokens of a turn, tokens of the whole
+"""Reason why an episode ended: done, ended by a tool, or a limit was met (turns, tokens of a turn, tokens of the whole
 context, tool calls); the answer could not be read; a turn took too long; the environment broke."""
 
 
@@ -141,7 +141,7 @@ class Failure:
     is_fault: bool = field(default=True, compare=False)
     """Whether something broke; False where the judge has nothing to say about such a prompt."""
     num_tokens: int = field(default=0, compare=False)
-    """Tokens of the completion, as far as it was sampled."""
+    """Tokens of the completion sampled so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ LIKELIHOODS = ("trajectory", "one_step")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw completions. The distribution is softmax(logits / temperature), cut by top-k, then top-p, then min-p,
+    """Settings of the sampler. The distribution is softmax(logits / temperature), cut by top-k, then top-p, then min-p,
     and renormalised. Log-probabilities are those of that distribution."""
 
     temperature: float = 1.0

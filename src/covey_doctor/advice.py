@@ -23,7 +23,7 @@ KEY = re.compile(rf"{NAME} with (?P<key>[a-z_0-9]+)")
 DIRECTION = re.compile(rf"{NAME} (?:(?P<lower>lower|to a third)|higher|larger|longer|times 3 to 10).*")
 OR = " | "
 ALL = math.inf
-"""A number of which there are no more to be had."""
+"""Number of everything that there is."""
 CLIPPING = ("clip", "clip_cov", "gmpo")
 """Losses, by name, that have a range to clip to."""
 

@@ -78,7 +78,7 @@ def _find_custom(algorithm: AlgorithmConfig) -> Iterator[tuple["Trial", str, Opt
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a custom function is tried, by setting."""
+    """Trial of a custom function, by setting."""
 
     role: custom.FunctionRole
     table: Mapping[str, Callable[..., Any]]

@@ -166,7 +166,7 @@ def _sample(
 
 
 def _extend_prompt(subject: PreflightContext, length: int) -> list[int]:
-    """Extend the longest prompt, as far as it fits, with other tokens."""
+    """Extend the longest prompt by other tokens, up to the limit."""
     prompt_ids = subject.longest[1]
     known = sorted({*prompt_ids, *(i for group in subject.groups for r in group.rollouts for i in r.target_ids)})
     chance = random.Random("preflight")

@@ -114,7 +114,7 @@ class AssertTest:
     names: tuple[str, ...] = ()
     """Names of the program that the test uses besides the entry point."""
     classes: tuple[str, ...] = ()
-    """Which of `names` and the entry point are classes. Only objects that the test makes of these may take part in
+    """Classes among `names` and the entry point. Only objects that the test makes of these may take part in
     comparisons and arithmetic: what a function returns is a plain value, or little more than true or false."""
     packages: tuple[str, ...] = ()
     """Packages that the test imports besides the standard library, taken from the caller's installation."""
@@ -125,7 +125,7 @@ Test = CallTest | OutputTest | AssertTest
 
 @dataclass(frozen=True)
 class TestResult:
-    """How one test went."""
+    """Result of one test."""
 
     passed: bool
     kind: Kind
@@ -137,7 +137,7 @@ class TestResult:
 
 @dataclass(frozen=True)
 class Report:
-    """How a program did."""
+    """Results of a program."""
 
     results: tuple[TestResult, ...]
     """One for each test, in order."""

@@ -32,7 +32,7 @@ Judge = Callable[[Any], tuple[Environment, Prompt]]
 def judge_of(name: str, settings: Mapping[str, Any]) -> Judge:
     """Return a data source's judge, or the one that `judge` names.
 
-    ValueError for a name or a setting that there is not.
+    ValueError for an unknown name or setting.
     """
     settings = dict(settings)
     name = settings.pop("judge", "math" if name not in DATA_SOURCES and MATHEMATICS.match(name) else name)

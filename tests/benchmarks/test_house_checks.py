@@ -43,6 +43,7 @@ def test_plain_english_is_no_finding() -> None:
         ('class A:\n    rate: float\n    """Of each step, in Hz."""', "free relative"),
         ('def f():\n    """Keep rows. What is left is dropped."""', "free relative"),
         ('HOST = "a"\n"""Where the server is."""', "free relative"),
+        ('MODE = "a"\n"""How rows are read"""', "free relative"),
         ('SECONDS = 3.0\n"""For the server to answer."""', "free relative"),
         (f'"""{"word " * 13}"""', "long"),
         ('def f():\n    """Stop.\n\n    Nobody waits for it.\n    """', "dialect"),

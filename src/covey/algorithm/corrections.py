@@ -17,7 +17,7 @@ from covey.algorithm.loss_inputs import RatioOptions, clamp_symmetric, log_ratio
 
 @dataclass(frozen=True, slots=True)
 class WeightOptions:
-    """How importance weights pi_old / pi_sampler are formed and bounded.
+    """Form and bounds of importance weights pi_old / pi_sampler.
 
     >>> WeightOptions(level="token", mode="truncate", max=2.0)
     """

@@ -26,7 +26,7 @@ OVER_THE_BATCH = (
 )
 """Advantages of a rollout that depend on more than its own group."""
 TURN_CREDITS = ("episode", "discounted", "turn_mixed", "anchor_state")
-"""How the turns of an episode share its reward: the keys of turns.TURN_CREDIT."""
+"""Shares of turns in an episode's reward: the keys of turns.TURN_CREDIT."""
 OF_ANY_ROWS = (
     "group_zscore",
     "group_center",
@@ -123,7 +123,7 @@ class AlgorithmConfig(Section):
     advantage_clip: float | None = setting(None, gt=0, needs=READ_ADVANTAGES)
     """Clamp advantages to [-c, c], the last step; null leaves them."""
     turn_credit: str = setting("episode", choices=TURN_CREDITS, needs=(READ_ADVANTAGES, CONTINUES, *BY_TURN))
-    """How the turns of an episode share its reward (outcome + rewards of its turns): episode (alike), discounted,
+    """Shares of turns in an episode's reward (outcome + rewards of its turns): episode (alike), discounted,
     turn_mixed or anchor_state."""
     turn_credit_options: dict[str, Any] = setting(
         {},
@@ -178,7 +178,7 @@ class AlgorithmConfig(Section):
     )
     """Log ratios are clamped to +- this before exp; null does not clamp."""
     aggregation: str = setting("token_mean", table="covey.algorithm.aggregation:AGGREGATIONS")
-    """How token losses become one number. Denominators are global."""
+    """Aggregation of token losses to one number. Denominators are global."""
     norm_length: int | None = setting(None, ge=1, needs=CONSTANT_LENGTH)
     """The constant length of the *_norm aggregations; null takes sampling.max_tokens."""
     count_empty: bool = setting(False, needs=MEAN_OF_SEQUENCES)
@@ -327,7 +327,7 @@ class AlgorithmConfig(Section):
             lambda coef, target: coef != 0 or is_set(target),
         ),
     )
-    """How the entropies of tokens become one number."""
+    """Aggregation of the tokens' entropies to one number."""
     target_entropy: float | None = None
     """Adapt the entropy bonus towards this entropy (Skywork-OR1); null keeps entropy_coef fixed."""
     mask_truncated: bool = setting(False, needs=CONTINUES)

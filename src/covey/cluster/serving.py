@@ -30,7 +30,7 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Answerers:
-    """How every process finds the answering actors."""
+    """Handles by which every process finds the answering actors."""
 
     role: str
     names: tuple[str, ...]

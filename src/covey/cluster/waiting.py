@@ -1,4 +1,4 @@
-"""How the trainer waits for samplers, under the watchdog."""
+"""Waits of the trainer for samplers, under the watchdog."""
 
 import asyncio
 import threading

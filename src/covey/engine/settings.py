@@ -66,7 +66,7 @@ def cache_budget(given: int | None, free: int | None) -> int:
 
 @dataclass
 class EngineConfig(Section):
-    """How tokens are sampled."""
+    """Settings of the sampling engine."""
 
     name: str = setting("native", choices=("native", "transformers", "fill", "fake", "vllm"), needs=OF_VLLM)
     """native, transformers or fill (in process, on the trainer's weights; transformers decodes through the model's own

@@ -28,9 +28,9 @@ and add nothing.
 MEAN_SHARE = 0.1
 """The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
 ROUNDINGS = 3.0
-"""How many times what a policy itself rounds, on average, the mean may be: both sides round, each in its own order."""
+"""Bound of the mean in multiples of a policy's mean rounding: both sides round, each in its own order."""
 MOST = {torch.float64: 1.0, torch.float32: 10.0, torch.bfloat16: 2.0, torch.float16: 2.0}
-"""How many times the usual tolerance rounding explains at most: of a real defect it must not explain any."""
+"""Most rounding in multiples of the usual tolerance: it must not explain any real defect."""
 
 Shapes = dict[str, tuple[int, ...]]
 

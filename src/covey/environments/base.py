@@ -47,7 +47,7 @@ class JudgeSummary:
     is_frozen: bool
     """True where none of its weights can be trained."""
     summary_line: str
-    """How often it is right, in one line."""
+    """Line that says how often it is right."""
 
 
 class Environment(ABC):

@@ -36,7 +36,7 @@ ENDS = ("eos_token_id", "eot_token", "eos_id", "end_id")
 
 
 class OwnConfig(PreTrainedConfig):
-    """The sizes of a module, as far as they are asked for."""
+    """The sizes of a module, those that covey reads."""
 
     model_type = "own"
     targets: str = ""

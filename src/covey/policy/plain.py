@@ -185,7 +185,7 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """How an adapter is added to a weight."""
+    """An adapter's offset of a weight."""
 
     scaling: float
     num_experts: int

@@ -77,7 +77,7 @@ class ModelConfig(Section):
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
     attention: str = setting("auto", choices=("auto", "sdpa", "varlen"), needs=(PACKED, CAUSAL))
-    """How packed rollouts attend in training: sdpa (scaled_dot_product_attention, batched by length), varlen
+    """Attention of packed rollouts in training: sdpa (scaled_dot_product_attention, batched by length), varlen
     (FlashAttention over all lengths at once, in half precision on a GPU), or auto (varlen where it can be, a kernel
     on a CPU where `kernels` allows one, else sdpa)."""
     kernels: str = setting("auto", choices=("auto", "torch", "liger"), packages={"liger": ("liger_kernel", "liger")})

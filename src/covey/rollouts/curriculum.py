@@ -154,7 +154,7 @@ class SuccessRateCurriculum:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """When the next level comes."""
+    """Condition for the next level."""
 
     promote_at: float
     """Mean success from which on it does."""

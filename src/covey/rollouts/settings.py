@@ -14,7 +14,7 @@ OF_DIFFICULTY = Requires("curriculum.name = difficulty", ("curriculum.name",), l
 
 @dataclass
 class CurriculumConfig(Section):
-    """Which prompts come next."""
+    """Choice of the next prompts."""
 
     name: str = "none"
     """none (each prompt once a pass), success (near a success rate), difficulty (from easy to hard) or module:Class."""

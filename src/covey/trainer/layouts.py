@@ -52,7 +52,7 @@ class Stream:
     input_ids: list[list[int]]
     position_ids: list[list[int]]
     layout: Callable[[torch.device, str], Layout]
-    """Who attends to whom, on a device, computed as one of `ATTENTIONS` where there are several ways."""
+    """Mask of attention on a device, computed as one of `ATTENTIONS` where there are several ways."""
     offsets: list["Offset"]
     """Positions in the rollout -> indices into the flattened stream, for each row."""
 

@@ -1,4 +1,4 @@
-"""How a trainer trains: its optimiser, learning-rate schedule, and order of mini-batches.
+"""Optimiser, learning-rate schedule, and order of mini-batches.
 
 Schedule and order are pure functions of the step, so they have no state to save.
 """

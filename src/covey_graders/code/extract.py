@@ -1,4 +1,4 @@
-"""Which program a completion hands in.
+"""Extraction of the program that a completion submits.
 
 The rule, in this order:
 

@@ -131,7 +131,7 @@ CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Which instructions a response follows, in their order.
+    """Verdict on each instruction of a response, in their order.
 
     >>> judge("Sure, here:\\nYes.", [Instruction("punctuation:no_comma", {})])
     Verdicts(strict=(False,), loose=(True,))

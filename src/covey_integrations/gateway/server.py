@@ -1,8 +1,8 @@
 """Serve every episode at its own URL, on the loopback interface alone.
 
 The server has an event loop of its own, and knows nothing of episodes but their endpoints: a call waits at its endpoint
-until the episode, in the event loop of the run, answers it. A key that nobody gave out is answered as any other path is
-that there is not. A connection without a whole head yet costs one descriptor of a few, for half a minute at most.
+until the episode, in the event loop of the run, answers it. An unknown key is answered as any other unknown path. A
+connection without a whole head yet costs one descriptor of a few, for half a minute at most.
 """
 
 import asyncio

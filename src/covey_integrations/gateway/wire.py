@@ -49,7 +49,7 @@ MAX_STOPS = 16
 
 @dataclass(frozen=True, slots=True)
 class RunSampling:
-    """How the run samples, which a request may repeat and not change.
+    """Sampling settings of the run; a request may only repeat them.
 
     >>> RunSampling(temperature=1.0, max_tokens=256)
     """

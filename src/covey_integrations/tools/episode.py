@@ -29,7 +29,7 @@ class Talk:
 
 @dataclass(frozen=True)
 class ToolRules:
-    """How tools are called in an episode, and answers presented."""
+    """Rules of tool calls in an episode, and of their answers."""
 
     read: Reader = hermes
     max_calls: int | None = None

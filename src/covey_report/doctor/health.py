@@ -28,7 +28,7 @@ def read_for_doctor(path: Path) -> RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a run is."""
+    """Health of a run."""
 
     line: str
     findings: list[Finding]

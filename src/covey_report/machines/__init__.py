@@ -1,1 +1,1 @@
-"""How machines are drawn and filmed."""
+"""Drawings and films of machines."""

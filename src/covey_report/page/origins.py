@@ -21,7 +21,7 @@ NAMED_BY = {"environment": "environment.name", "engine": "engine.name", "optimiz
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command that started a run, as far as its folder says."""
+    """Command that started a run, read from its folder."""
 
     recipe: str = ""
     chosen: Mapping[str, str] = field(default_factory=dict)

@@ -35,7 +35,7 @@ class TraceGroup:
     advantages: Sequence[float] | None
     """None where it was not trained."""
     dropped: str | None
-    """Why that is so."""
+    """Reason for that."""
     gap: float = 0.0
     """Largest |trainer - sampler| of a log-prob in it, nats."""
     log_ratio: float = 0.0

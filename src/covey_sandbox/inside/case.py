@@ -70,7 +70,7 @@ class ProgramCase:
         return max(0.0, self.started + self.excused + self.limits["total_seconds"] - time.monotonic())
 
     def excuse(self, seconds: float) -> None:
-        """Do not charge the program with this time, as far as possible."""
+        """Excuse this time, up to START_SECONDS in all."""
         self.excused = min(self.excused + seconds, START_SECONDS)
 
     def add(self, verdict: Verdict) -> None:

@@ -84,7 +84,7 @@ class TestProgress:
     num_tests: int
     started: float = field(default_factory=time.monotonic)
     until: float = 0.0
-    """When the checker must have said the next thing."""
+    """Deadline of the checker's next message."""
     has_begun: bool = False
     """The checker has said something."""
     excused: float = 0.0

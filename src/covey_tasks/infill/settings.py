@@ -32,7 +32,7 @@ class InfillConfig(EnvironmentConfig):
     window: int = setting(64, ge=2)
     """Most tokens of a text."""
     masking: str = setting("random", choices=("random", "spans"))
-    """Which tokens are masked: random (each by itself) or spans."""
+    """Masked tokens: random (each by itself) or spans."""
     mask_ratios: list[float] = field(default_factory=lambda: [0.3])
     """Shares of tokens masked, in equal parts; several are the stages that curriculum.name=difficulty climbs."""
     span_length: int = setting(

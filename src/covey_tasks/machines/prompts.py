@@ -23,7 +23,7 @@ WORDS = read_table(Path(__file__).with_suffix(".yaml"))
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a machine is written."""
+    """Written form of a machine."""
 
     read: Callable[[str, Rules], Tree | Invalid]
     write: Callable[[Tree], str]

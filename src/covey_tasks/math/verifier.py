@@ -17,7 +17,7 @@ from covey_graders.math.symbolic import math_verify_accuracy, torchrl_equal, trl
 
 @dataclass(frozen=True, slots=True)
 class MathLimits:
-    """How much one comparison may take."""
+    """Limits of one comparison."""
 
     timeout: float = 10.0
     """Seconds."""

@@ -22,7 +22,7 @@ MAX_SUBSETS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """Which rollouts train, and with what advantage.
+    """Rollouts that train, and their advantages.
 
     >>> Selected(keep_N=torch.tensor([True, False]), advantages_N=torch.tensor([0.5, 0.0]))
     """

@@ -42,7 +42,7 @@ def discounted(scores: Scores, turns: Turns, estimate: Estimate, *, gamma: float
     """Estimate advantages of discounted returns over all turns of a group together (Kevin, arXiv 2507.11948).
 
     R_k = sum over j >= k of gamma^(j-k) r_j, the outcome being part of r_K. Each turn is a row of the estimator, in the
-    group of its prompt: episodes may have unequal numbers of turns, and each turn counts once in mean and std. Where
+    group of its prompt: episodes may have unequal numbers of turns, and each turn counts once in mean and std. If
     every episode has one turn this is `episode`. ValueError unless 0 <= gamma <= 1.
     """
     return estimate(_rows_of_turns(scores, turns, returns(scores, turns, gamma)))

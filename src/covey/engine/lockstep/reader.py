@@ -41,7 +41,7 @@ def state_shape(policy: Policy) -> StateShape:
 
 
 class Reader:
-    """Reads tokens after a cache, as far as it is exact."""
+    """Reads tokens after a cache, in the ways that are exact."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.shape = policy, state_shape(policy)

@@ -3,7 +3,7 @@
 In half precision they are cast once: autocast keeps casts only within a pass, and a decode step is a pass. Through
 torch the numbers are autocast's, bit for bit; through C only a product's operands are rounded. In float32 on a CPU they
 are packed for oneDNN where that computes the layer. In whole precision adapters are merged, which saves two products
-per layer; in half precision merging would lose most updates to rounding, so adapters stay beside their layers. Where
+per layer; in half precision merging would lose most updates to rounding, so adapters stay beside their layers. If
 decoding goes through C, known base models are fused (`fused.py`), and other linear layers are packed (`panels.py`), 4-
 and 8-bit weights dequantised.
 """

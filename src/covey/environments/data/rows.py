@@ -54,7 +54,7 @@ def make_prompts(
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """How rows are read, from `DataConfig`."""
+    """Settings of reading rows, from `DataConfig`."""
 
     columns: tuple[str, ...] = ()
     """Columns that every row must have."""

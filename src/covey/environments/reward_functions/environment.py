@@ -67,7 +67,7 @@ class RewardFunction:
 
 @dataclass(frozen=True, slots=True)
 class RewardSettings:
-    """How reward functions are run, from `RewardFunctionsConfig`."""
+    """Settings of running reward functions, from `RewardFunctionsConfig`."""
 
     workers: WorkerSettings = field(default_factory=WorkerSettings)
     """`timeout` holds in process too."""

@@ -23,7 +23,7 @@ IRRELEVANT = frozenset({"dropout", "position_ids", "cache_position", "logits_to_
 
 
 class Layout(Protocol):
-    """Who attends to whom in one forward pass."""
+    """Mask of attention in one forward pass."""
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: "Rule") -> Tensor:
         """Return the attention output, shape (B, H, T, D)."""

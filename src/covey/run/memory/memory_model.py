@@ -232,7 +232,7 @@ def cache_and_logits(load: Workload, slot_bytes: int, vocabulary: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """How many numbers of a token there are within one layer."""
+    """Numbers of a token within one layer."""
 
     queries: int
     keys_and_values: int

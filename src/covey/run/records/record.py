@@ -105,7 +105,7 @@ class RunRecorder:
         self.saved_step = 0
         """Step of the newest checkpoint this process wrote."""
         self.saved_at = time.monotonic()
-        """When it was written; before the first one, when the run began."""
+        """Time of its writing; before the first one, of the run's start."""
         self._run: Run | None = None
         self._schedule: JsonlWriter | None = None
         self._verdicts: JsonlWriter | None = None

@@ -51,7 +51,7 @@ class StepRollout:
     advantage: float | None
     """None where its group was not trained."""
     dropped: str | None
-    """Why that is so."""
+    """Reason for that."""
     of_turns: Sequence[float] = ()
     """The advantage of each turn, where they have their own."""
 

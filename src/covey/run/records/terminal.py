@@ -162,7 +162,7 @@ class PlainProgress(_Paced):
         self._console = console
         self._steps = steps
         self._told_at = self._new_at
-        """When the last line was written, be it news or not."""
+        """Time of the last line, be it news or not."""
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)

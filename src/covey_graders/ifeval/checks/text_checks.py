@@ -14,7 +14,7 @@ RELATIONS = (LESS_THAN, AT_LEAST)
 
 _TABLE = table_beside(__file__)
 _AT_MARKS, _IN_WORDS = steps(_TABLE["at_marks"]), steps(_TABLE["in_words"])
-"""How the Penn Treebank splits a sentence, as nltk does, first at punctuation and then in CANNOT and 'TIS."""
+"""Steps of the Penn Treebank's split of a sentence, as in nltk: at punctuation, then in CANNOT and 'TIS."""
 
 
 def compares(count: int, relation: str, threshold: int) -> bool:

@@ -1,1 +1,1 @@
-"""How machines are written and put together."""
+"""Text and construction of machines."""

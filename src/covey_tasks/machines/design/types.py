@@ -77,7 +77,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Why a text is no machine: a policy's failure, scored 0.
+    """Reason why a text is no machine: a policy's failure, scored 0.
 
     >>> Invalid("parent", "block 3: parent 5 does not exist before it")
     """

@@ -1,1 +1,1 @@
-"""How machines are simulated."""
+"""Simulation of machines."""

@@ -25,7 +25,7 @@ class Physics:
     """Armature of every joint: tiny inertias behind strong motors diverge without it."""
 
     power_time: float = 0.5
-    """When motors and rubber bands are switched on; until then the machine settles."""
+    """Time at which motors and rubber bands are switched on; until then the machine settles."""
     duration: float = 5.0
     longest: float = 8.0
     """Longest time for which a boulder in the air is followed."""
