@@ -1,8 +1,8 @@
 """The vLLM engine, on weights that change during completions.
 
 A push is a transaction. Names and shapes are checked first; then vLLM is paused, loads, continues under the new
-version, and scores the probe. No completion with a token of the new version is returned before the probe agrees. Where
-it does not, or where a worker fails during loading, the engine is lost: EngineLost, and the caller makes another.
+version, and scores the probe. No completion with a token of the new version is returned before the probe agrees. If
+it does not, or a worker fails during loading, the engine is lost: EngineLost, and the caller makes another.
 """
 
 import asyncio
