@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from covey.cli.main import main
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.start import INLINE_BYTES, connect, disconnect, inline_bytes
 from covey.run.checkpoints.checkpoint import newest_valid
@@ -139,7 +140,7 @@ def start(folder: Path, name: str, *words: str) -> Process:
 # ------------------------------------------------------------------------------------------------------- equality
 
 
-def test_without_staleness_a_ray_run_equals_a_local_one(folder: Path) -> None:
+def test_without_staleness_a_ray_run_equals_a_local_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish_well(new_run(folder, "sums-local", settings=SUMS))
     finish_well(new_run(folder, "sums-ray", "source=ray", "devices.sampler=2", settings=SUMS))
     files = [folder / name / "checkpoints/step-000060/policy/model.safetensors" for name in ("sums-local", "sums-ray")]
@@ -150,6 +151,10 @@ def test_without_staleness_a_ray_run_equals_a_local_one(folder: Path) -> None:
         for name in own.keys() - {"time", "seconds", "tokens_per_second"}:
             assert other[name] == own[name] or abs(other[name] - own[name]) < ROUNDING, name
         assert other["staleness/max"] == 0.0
+    assert main(["status", str(folder / "sums-ray")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "this run has ended after 60 steps; its last word was at " in said
+    assert said.count("ended") == 1 + 3, "the trainer and two samplers"
 
 
 # ------------------------------------------------------------------------------------------------------- samplers
