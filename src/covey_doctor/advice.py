@@ -98,7 +98,7 @@ def _with_value(advice: str, name: str, lower: bool, settings: Settings, of_run:
 
 
 def _is_foreign(name: str, settings: Settings, facts: Facts) -> bool:
-    """Tell whether a setting belongs to another environment or loss."""
+    """Return True if a setting belongs to another environment or loss."""
     if name.startswith("environment.") and "environment.name" in settings:
         return name not in settings and name not in facts.fields
     if name == "engine.name":

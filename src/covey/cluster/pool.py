@@ -45,9 +45,9 @@ LOGGER = logging.getLogger(__name__)
 PING_SECONDS = 2.0
 """Seconds between two checks whether a sampler lives."""
 MOST_ATTEMPTS = 10
-"""Most losses of one prompt with its sampler before the run ends: the prompt may be what kills them."""
+"""Most losses of one prompt with its sampler before the run ends: the prompt may kill samplers."""
 ANSWER_SECONDS = 1.0
-"""A row waits so long for what samplers' environments logged."""
+"""Longest wait of a row for logs of samplers' environments."""
 CLOSE_SECONDS = 5.0
 """Seconds for samplers to let go of their worker processes."""
 

@@ -70,7 +70,7 @@ class Environment(ABC):
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        """Judge sampled tokens with their text: what a run calls.
+        """Judge sampled tokens with their text, as a run calls it.
 
         completion_ids are the tokens of each completion, the stop token included.
         """

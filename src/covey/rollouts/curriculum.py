@@ -58,7 +58,7 @@ class Bucket:
 class SuccessRateCurriculum:
     """Takes buckets inside the window often; others rest longer the farther outside.
 
-    So what is solved or hopeless comes rarely, but it comes: its rate may have changed. If no bucket has rested
+    So solved and hopeless buckets come rarely, but they come: their rates may have changed. If no bucket has rested
     enough, new ones are tried; without any, the bucket whose rest is over first comes early. A share of the
     draws goes through all buckets in plain order instead. No prompt comes twice in one draw of several while there are
     others.

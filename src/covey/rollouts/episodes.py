@@ -42,7 +42,7 @@ class Opening:
     ids: tuple[int, ...]
     tools: Tools = ()
     first: Observation = field(default_factory=Observation)
-    """Observation before the first turn: what the episode added, and bounds of that turn."""
+    """Observation before the first turn: the episode's additions, and bounds of that turn."""
     failure: Failure | None = None
     """Reason why the episode could not begin."""
 

@@ -12,7 +12,7 @@ the digest of the weights after the step, where a version was published, and `ep
 groups counted in that were dropped. With this, `covey replay` runs the same run again on this machine, in a process for
 each rank.
 
-Tokens follow from seeds, not from what is sampled at the same time; the last bits of their log-probs do not. If the
+Tokens follow from seeds, not from others sampled at the same time; the last bits of their log-probs do not. If the
 loss reads them, `logprobs` holds them too: 4 bytes a token (8 of a float64 policy), in base 64.
 """
 

@@ -75,7 +75,7 @@ class Run:
     trainer: Trainer
     source: GroupSource
     local: LocalSource
-    """The same prompts sampled in this process: what checks before a run look at, and the source of a local run."""
+    """The same prompts sampled in this process, for checks before a run, and as the source of a local run."""
     credit: CreditAssigner
     packing: Packing
     test_prompts: tuple[Prompt, ...]

@@ -18,7 +18,7 @@ class Evaluation:
     """An evaluation's results; tuples have one entry per prompt."""
 
     accuracy: Estimate | None
-    """Share of prompts whose greedy completion is correct, None where rewards do not say what is right."""
+    """Share of prompts whose greedy completion is correct, None where rewards do not tell."""
     reward_mean: Estimate
     """Mean reward of sampled completions."""
     pass_at_k: dict[int, Estimate]
@@ -173,7 +173,7 @@ def numbers_of(found: Evaluation) -> dict[str, float]:
 
 
 def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> bool:
-    """Return True if rewards tell what is right."""
+    """Return True if rewards tell right answers."""
     if settings.correct_above != EvaluationConfig.correct_above:
         return True
     groups = (*greedy, *sampled)

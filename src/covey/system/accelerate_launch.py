@@ -27,7 +27,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "ACCELERATE_USE_SAGEMAKER": ("on SageMaker", "start covey by torchrun there"),
     "ACCELERATE_CPU_AFFINITY": ("--enable_cpu_affinity", "bind processes with numactl or taskset"),
 }
-"""Variable -> the switch that sets it, and what does that here."""
+"""Variable -> the switch that sets it, and its counterpart here."""
 PLACING = (
     *("--multi_gpu", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--gpu_ids"),
     *("--main_process_port", "--same_network", "--max_restarts", "--monitor_interval", "--module", "--no_python"),

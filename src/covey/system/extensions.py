@@ -106,7 +106,7 @@ def _read_docstring(point: EntryPoint) -> str:
 
 
 CALLBACKS = Extensions("covey.callbacks", "output.callbacks", {})
-"""Name -> function of settings and of what shows a line, which makes a callback of a run."""
+"""Name -> function of settings and of a line printer, which makes a callback of a run."""
 
 
 def _format_package(found: EntryPoint) -> str:

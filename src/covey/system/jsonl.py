@@ -129,7 +129,7 @@ def as_lists(value: Any) -> Any:
 def plain_data(value: Any) -> Any:
     """Return a foreign value as data for JSON and checkpoints.
 
-    Numbers of arrays are numbers, what is no data is text.
+    Numbers of arrays are numbers, other objects are text.
 
     >>> plain_data({"scores": np.array([0.5, 1.0]), "file": Path("a.txt")})
     {'scores': [0.5, 1.0], 'file': 'a.txt'}

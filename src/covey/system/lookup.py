@@ -79,7 +79,7 @@ def import_changed() -> list[str]:
 
 
 def meet(module: ModuleType) -> None:
-    """Remember what the file of a module says."""
+    """Remember the contents of a module's file."""
     if module.__name__ not in MET and (text := _text_of(module)) is not None:
         MET[module.__name__] = text
 

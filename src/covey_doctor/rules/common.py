@@ -85,7 +85,7 @@ def reward_name(log: RunLog) -> str:
 
 
 def change_of(log: RunLog, name: str) -> Change | None:
-    """Return how a column went from its baseline to its last window."""
+    """Return a column's course from its baseline to its last window."""
     base, windows = log.baseline(name), log.windows(name)
     if base is None or not windows or windows[-1].first <= base.last:
         return None

@@ -81,7 +81,7 @@ def split_tests(source: str, entry_point: str) -> list[tuple[str, str]]:
 
 
 def _is_usual(node: ast.stmt) -> bool:
-    """Return whether an import brings names that test code has anyway."""
+    """Return True if an import brings names that test code has anyway."""
     return isinstance(node, ast.Import) and all(one.name in USUAL_MODULES and not one.asname for one in node.names)
 
 
@@ -210,7 +210,7 @@ def _is_class(name: str, tree: ast.Module, given: str) -> bool:
         return False
     if name[0].isupper() and re.search(rf"\bclass\s+[`'\"]?{name}\b", given):
         return True
-    # It is caught, or given to what takes classes
+    # It is caught, or passed to a call that takes classes
     nodes = list(ast.walk(tree))
     taken = [node.type for node in nodes if isinstance(node, ast.ExceptHandler) and node.type is not None]
     for call in (node for node in nodes if isinstance(node, ast.Call)):

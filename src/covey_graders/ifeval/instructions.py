@@ -29,7 +29,7 @@ class Instruction:
     arguments: Mapping[str, Any]
 
     def holds(self, text: str) -> bool:
-        """Return whether the text follows it. A blank text follows nothing."""
+        """Return True if the text follows it. A blank text follows nothing."""
         return bool(text.strip()) and CHECKS[self.id](text, **self.arguments)
 
 

@@ -39,7 +39,7 @@ SECONDS = 30.0
 MAX_WAITING = 256
 """Most connections with a request still to come, the oldest is dropped: anybody on this machine can make them."""
 MAX_ACCEPTED = 32
-"""Connections taken in one round of the loop, before what came earlier is counted and dropped."""
+"""Connections taken in one round of the loop, before earlier ones are counted and dropped."""
 MAX_QUEUED = 1024
 """Connections that the kernel keeps meanwhile."""
 NUM_REMEMBERED = 10_000

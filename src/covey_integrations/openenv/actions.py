@@ -19,7 +19,7 @@ OF_SYSTEM = ("transport_error", "timeout")
 
 
 def takes_calls(schema: Mapping[str, Any]) -> bool:
-    """Return whether actions are calls of tools that the server lists."""
+    """Return True if actions are calls of tools that the server lists."""
     return schema.get("title") in OF_TOOLS
 
 
@@ -72,7 +72,7 @@ def call_of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_of_call(observation: Mapping[str, Any]) -> tuple[str, bool, bool]:
-    """Return what came of a call as text, whether that is an error, and whether the system is what failed."""
+    """Return a call's result as text, whether it is an error, and whether the system failed."""
     error = observation.get("error")
     if isinstance(error, Mapping):
         return _json({"error": error.get("message")}), True, error.get("error_type") in OF_SYSTEM

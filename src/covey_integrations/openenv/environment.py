@@ -32,7 +32,7 @@ class Actions:
 
     @property
     def described(self) -> str:
-        """Return what the policy is told of actions that are no calls. "" where any text is one."""
+        """Return the policy's instructions for actions that are no calls. "" where any text is one."""
         properties = self.schema.get("properties", {})
         required = self.schema.get("required") or []
         if self.tools or (len(required) == 1 and properties.get(required[0], {}).get("type") == "string"):
@@ -125,7 +125,7 @@ class CallingEpisode(ActingEpisode):
         )
 
     async def _called(self, call: Call | BadCall) -> tuple[str, float, bool, bool]:
-        """Return what came of a call: its text, reward, whether the episode is over, and whether that is an error."""
+        """Return a call's text, reward, whether the episode is over, and whether that is an error."""
         if isinstance(call, BadCall):
             return _refused(call.problem)
         try:
@@ -173,7 +173,7 @@ def with_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def reset_prompts(rows: Mapping[Split, Sequence[Mapping[str, Any]]], instruction: str) -> dict[Split, list[Prompt]]:
-    """Return a prompt for each row: `prompt` is what is asked, text or messages; the rest is what `reset` gets."""
+    """Return a prompt for each row: `prompt` is text or messages; other columns are arguments of `reset`."""
 
     def prompt(row: Mapping[str, Any]) -> Prompt:
         asked = row.get("prompt") or instruction

@@ -51,7 +51,7 @@ class Session:
     """One environment of a server, for one attempt. Every wait ends after `seconds`."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        """Name the server by its address. The connection is opened by what is first asked."""
+        """Name the server by its address. The first request opens the connection."""
         self._url = addresses(url)[1]
         self._seconds = seconds
         self._socket: Any = None
@@ -150,7 +150,7 @@ def action_schema(url: str, seconds: float) -> Mapping[str, Any]:
 
 
 def _seen(raw: str | bytes, url: str) -> Seen:
-    """Return what an answer says. Raises what an error stands for."""
+    """Return an answer's content. Raises the exception that an error stands for."""
     try:
         found = json.loads(raw)
         kind, data = found["type"], found["data"]

@@ -36,7 +36,7 @@ class WorkerProgram:
         return self._settings.id
 
     def load(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
-        """Return whether it is one of v0 or v1, and what is asked in each split.
+        """Return its version, v0 or v1, and the prompts of each split.
 
         Raises ValueError, with the setting, where it cannot be loaded.
         """
@@ -71,7 +71,7 @@ class WorkerProgram:
 
 
 class _Process:
-    """One process, which is told first what to load."""
+    """One process, whose first message names the environment to load."""
 
     def __init__(self, settings: VerifiersConfig) -> None:
         self._id = settings.id

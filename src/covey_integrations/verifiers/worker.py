@@ -64,7 +64,7 @@ class Environments:
         return task["prompt"]
 
     async def play(self, task: Any, base_url: str, api_key: str) -> float:
-        """Have the environment play. An answer that it cannot use is worth what it says; a broken system raises."""
+        """Have the environment play. It scores an answer that it cannot use; a broken system raises."""
         # The key stands in the URL, which is what the client is given
         os.environ["COVEY_EPISODE_KEY"] = api_key
         from verifiers.types import ClientConfig
@@ -80,7 +80,7 @@ class Environments:
 
 
 def is_policys(error: str) -> bool:
-    """Tell whether an error of v0 is about what the policy said, or about the end that the run set."""
+    """Return True if an error of v0 is about the policy's text, or about the end that the run set."""
     names = ("EmptyModelResponseError", "OverlongPromptError", "ToolParseError", "ToolCallError", *OVER)
     return any(name in error for name in names)
 
@@ -183,7 +183,7 @@ def refuse_runtimes(name: str, task: Any) -> None:
 
 
 def is_own(task: Any, name: str, base: type) -> bool:
-    """Return whether a task has a method of its own in the stead of the base's."""
+    """Return True if a task has a method of its own in place of the base's."""
     return getattr(type(task), name) is not getattr(base, name)
 
 

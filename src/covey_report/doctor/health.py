@@ -38,7 +38,7 @@ class Health:
 def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
     """Diagnose a run; `control` is the same run with shuffled rewards.
 
-    ValueError where a file does not hold what a run writes there.
+    ValueError where a file is not as a run writes it.
     """
     with as_written(run.folder):
         log = run_log(run, None if control is None else run_log(control))

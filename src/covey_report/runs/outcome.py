@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
     state: str
     """A key of WORDS."""
     measure: str
-    """accuracy, or reward_mean where rewards do not say what is right."""
+    """accuracy, or reward_mean where rewards do not say which answers are right."""
 
     @property
     def words(self) -> str:

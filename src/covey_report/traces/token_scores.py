@@ -84,7 +84,7 @@ class StepScores:
 
 
 class TokenScores:
-    """Collects what the trainer computes, without a pass of its own."""
+    """Collects the trainer's own results, without a pass of its own."""
 
     def __init__(self) -> None:
         self._first: dict[int, SeenMicroBatch] = {}

@@ -70,7 +70,7 @@ class Encoder:
         self._is_strict = is_strict
         self._keep = keep
         self.names_objects = keep is not None
-        """Test code reads what this encodes, not a comparison."""
+        """Test code reads the encoded value, not a comparison."""
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """Encode a value for `json.dumps`. Raises Unencodable."""

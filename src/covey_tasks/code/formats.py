@@ -46,7 +46,7 @@ from math import *
 def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
     """Read a row's problem. ValueError for missing columns or impossible needs.
 
-    packages: what test code may import besides the standard library.
+    packages: those that test code may import besides the standard library.
     """
     row = {name: from_json(value) if name in PACKED else value for name, value in row.items()}
     prompt = _text(row, *PROMPTS)

@@ -65,4 +65,4 @@ STYLES: Mapping[str, Mapping[str, Kind]] = {
     style: {name: Kind(row.get("draw", {}), row["ask"]) for name, row in TABLE[style].items()}
     for style in ("full", "short")
 }
-"""full: all 25 kinds; short: what a model of a million parameters can learn in minutes."""
+"""full: all 25 kinds; short: those that a model of a million parameters can learn in minutes."""

@@ -66,7 +66,7 @@ def from_requests(requests: Iterable[Request], split: Split, style: str, instruc
 def prompt_of(row: Row, instruction: str = "") -> Prompt:
     """Make a prompt of IFEval's row: prompt, instruction_id_list, kwargs, key.
 
-    `instruction` is what the system message says, "" for none. ValueError where the row makes no sense.
+    `instruction` is the system message's text, "" for none. ValueError where the row makes no sense.
     """
     asked = instructions_of(list_in(row, "instruction_id_list"), list_in(row, "kwargs"))
     columns = {

@@ -70,7 +70,7 @@ Places = Callable[[int, int, random.Random], Sequence[int]]
 SINGLE = 0.4
 """Share of texts in which one token is replaced."""
 PLAUSIBLE = 0.7
-"""Share in which what is put in stands between the same neighbours elsewhere: wrong only in what is further off."""
+"""Share of insertions that have the same neighbours elsewhere: wrong only by text further off."""
 ANY_TOKEN = 0.05
 """Share of the other tokens that may be any of the vocabulary."""
 

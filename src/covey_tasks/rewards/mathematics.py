@@ -28,7 +28,7 @@ def accuracy(completions: Sequence[Completion], solution: Sequence[str | None], 
 class ReasoningAccuracy:
     """`accuracy` of the text after the reasoning, 0 if unclosed.
 
-    The first of `delimiters` that occurs in the text decides; what follows its last occurrence is the answer.
+    The first of `delimiters` that occurs in the text decides; the text after its last occurrence is the answer.
     """
 
     __name__ = "reasoning_accuracy"

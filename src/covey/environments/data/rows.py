@@ -97,7 +97,7 @@ def row_settings(
     prompt: tuple[str, ...] = (),
     make: Callable[[Row], Any] = as_it_is,
 ) -> RowSettings:
-    """Return how rows are read.
+    """Return the settings of reading rows.
 
     `columns` must exist; `prompt` are those that make the prompt, by default all.
     """

@@ -28,7 +28,7 @@ from covey.policy.models.text import ordinary_ids
 from covey.policy.policy import Policy
 
 PROMPT, AGREED, ENDS = 7, 3, (9, 4, 6)
-"""Tokens of the prompt, of what two texts agree in besides, and of the rest: longer than convolutions."""
+"""Tokens of the prompt, of two texts' further common prefix, and of the rest: longer than convolutions."""
 LAYOUT_ERROR, HALF_LAYOUT_ERROR = 1e-3, 0.1
 """Largest difference to the logits of single texts, in standard deviations; in half precision, of the median token."""
 GRADIENT_ERROR, HALF_GRADIENT_ERROR = 1e-3, 0.1

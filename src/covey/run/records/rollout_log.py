@@ -21,7 +21,7 @@ MORE_NAMES = ("policy_version", "advantage", "dropped", "kind", "greedy", "corre
 """Columns of one of the files besides those of both."""
 
 AnswerRow = dict[str, Any]
-"""A line of either file: `answer_row` says what is in both."""
+"""A line of either file: `answer_row` has the columns of both."""
 
 
 class AnswerLog:

@@ -256,7 +256,7 @@ class WorkerPool:
     """Runs functions in worker processes: `await pool.call(0, {"prompts": [...]})`.
 
     Functions are sent by pickle, so they must be importable (module functions, instances of module classes, partials
-    of those); what they return must be JSON data. Calls may come from any event loop. On Linux no worker outlives
+    of those); their results must be JSON data. Calls may come from any event loop. On Linux no worker outlives
     this process, even when it is killed.
     """
 

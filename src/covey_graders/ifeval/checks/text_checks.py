@@ -18,7 +18,7 @@ _AT_MARKS, _IN_WORDS = steps(_TABLE["at_marks"]), steps(_TABLE["in_words"])
 
 
 def compares(count: int, relation: str, threshold: int) -> bool:
-    """Return whether a count stands to the threshold as the relation says."""
+    """Return True if a count stands to the threshold as the relation says."""
     return count >= threshold if relation == AT_LEAST else count < threshold
 
 

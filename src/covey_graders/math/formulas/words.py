@@ -66,6 +66,6 @@ GREEK, BINOMIALS, FUNCTIONS = SETS["greek"], SETS["binomials"], SETS["functions"
 SYMBOLS = GREEK | SETS["symbols"]
 CALLS = frozenset(f"\\{name}" for name in FUNCTIONS) | BINOMIALS | SETS["calls"]
 FAMILIES = {name: family for family, names in _TABLE["families"].items() for name in names.split()}
-"""Functions to what they stand for with others."""
+"""Functions -> their meaning with others."""
 WORD = re.compile(r"[^\d+*/^=<>\\{}]*")
 """Characters of a text command that are no mathematics."""

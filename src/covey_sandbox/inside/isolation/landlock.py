@@ -1,6 +1,6 @@
 """Landlock: accessible files, and TCP, signals and sockets if the kernel can.
 
-Numbers are from the kernel's `linux/landlock.h`. Seccomp covers what older kernels lack.
+Numbers are from the kernel's `linux/landlock.h`. Seccomp covers the rules that older kernels lack.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """The seccomp filter: the allowed system calls, as a classic BPF program.
 
-It lists what is allowed, so unknown calls are refused. They fail with EPERM, an ordinary PermissionError to honest
+It lists allowed calls, so unknown ones are refused. They fail with EPERM, an ordinary PermissionError to honest
 code.
 """
 
@@ -129,7 +129,7 @@ def stream_pair() -> Block:
 
 
 def without_address() -> Block:
-    """Allow sendto to do only what `send` does."""
+    """Allow sendto only without an address, as `send`."""
     high = (_LOAD, 0, 0, 16 + 8 * 4 + 4)
     return [low(4), (_EQUAL, 0, 3, 0), high, (_EQUAL, 0, 1, 0), ALLOW, refuse()]
 

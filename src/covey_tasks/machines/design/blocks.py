@@ -70,4 +70,4 @@ ROOT_TYPE, BOULDER, CONTAINER = 0, 36, 30
 CAR_TYPES = frozenset({0, 1, 2, 9, 15, 16, 22, 35, 41, 63})
 """Block types in the paper's reinforcement learning prompts."""
 CATAPULT_TYPES = CAR_TYPES | {5, 7, BOULDER, CONTAINER}
-"""The same, with what throws and is thrown; hinge and brace are those of its agentic catapult."""
+"""The same, with throwing blocks and the boulder; hinge and brace are those of its agentic catapult."""

@@ -36,7 +36,7 @@ class NoMachine(Exception):
 def read_machine(text: str, rules: Rules) -> Tree | Invalid:
     """Read the tree of an answer: its last fenced block, or all.
 
-    Any text may come in: what is wrong with it is data.
+    Any text may come in: its faults are data.
     """
     try:
         rows = read_rows(text, rules.max_blocks)
