@@ -255,3 +255,15 @@ def test_synchronous_samplers_start_only_where_typed(words: list[str], count: in
     assert any(line.startswith("devices.sampler=0 in place of 1: ") for line in notices) == (count == 0)
     resumed, _ = composed("source=ray", "resume=outputs/begun", *words)
     assert resumed.devices.sampler == 1, "a run that was begun goes on as it was"
+
+
+def test_a_chosen_preset_drops_options_of_another_loss_and_keeps_its_own_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, notices = composed("recipe=machines", "algorithm=cispo")
+    assert config.algorithm.loss_options == {"ratio_min": 0.0, "ratio_max": 5.0}
+    assert any(notice.endswith("cispo takes no eps_high, eps_low") for notice in notices)
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "mine.yaml").write_text("loss: clip\nloss_options: {eps_lo: 0.1}\n")
+    assert main(["config", "--config-dir", str(tmp_path), "algorithm=mine", "recipe=arithmetic"]) == 2
+    assert "got eps_lo" in capsys.readouterr().err

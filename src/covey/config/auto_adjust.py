@@ -9,7 +9,7 @@ from covey.cluster.settings import APART, DevicesConfig
 from covey.config.budget import BUDGETS, resolve_budget
 from covey.config.checks import MOST, format_value, read, unmet, walk
 from covey.config.engine_choice import HostDevices, obstacle_to_vllm
-from covey.config.rules.options import unread_options
+from covey.config.rules.options import OPTION_BOUNDS, unread_options
 from covey.config.schema import Config
 from covey.config.shelves import preset_fields
 from covey.engine.settings import EngineConfig
@@ -160,6 +160,8 @@ def _drop_options(change: _Change) -> None:
             continue
         function = str(read(change.config, name))
         known = _options_of(name, function, options)
+        if not change.is_typed(name):  # what no function takes is a mistake of the preset
+            known |= options.keys() - OPTION_BOUNDS.keys()
         kept = {key: value for key, value in options.items() if key in known or change.is_typed(f"{where}.{key}")}
         if kept != options and where not in change.typed:
             change.override(where, kept, f"{function} takes no {', '.join(sorted(set(options) - set(kept)))}")
