@@ -30,7 +30,7 @@ class Ticket:
     """Sampling settings with the seed of this prompt's completions."""
     group_size: int
     least_version: int
-    """Optimiser steps behind the oldest weights it may start on."""
+    """Training steps behind the oldest weights it may start on."""
     attempt: int = 0
     """Number of earlier attempts, which were lost with their sampler."""
 
@@ -72,7 +72,7 @@ class GroupBuffer:
     step: int = 0
     """The step that is filled now, or next."""
     live: int = 0
-    """Optimiser steps behind the weights that are sampled on."""
+    """Training steps behind the weights that are sampled on."""
     admitted: int = 0
     trained: int = 0
     dropped: int = 0

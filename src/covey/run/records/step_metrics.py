@@ -52,7 +52,7 @@ TOP_SHARE = 0.01
 def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: Credit, version: int) -> Row:
     """Describe this step's rollouts on all ranks.
 
-    `dropped` are sampled groups that are not trained; `version` counts finished optimiser steps.
+    `dropped` are sampled groups that are not trained; `version` counts finished training steps.
     """
     facts = _of_all_ranks(_facts(groups))
     sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.rewards])
