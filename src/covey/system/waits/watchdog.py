@@ -250,8 +250,8 @@ class Watchable(Protocol):
 class PromptWaits:
     """The waits of the prompts in flight, for engine or environment.
 
-    They run side by side, so one wait of the watchdog stands for all. An environment without any verdict for
-    `scoring_seconds` is given up; the engine cannot be.
+    All prompts share one deadline of the watchdog. Calls of the environment end after `scoring_seconds` without any
+    verdict; calls of the engine have no such limit.
     """
 
     watchdog: Watchdog = field(default_factory=Watchdog)
