@@ -60,7 +60,7 @@ def train(
     alone, and from any thread; signals stop it unless that thread is not the main one. Raises ValueError where the
     folder holds a run already and config.resume is None (without `exact`, the next free name is taken), where a setting
     differs from the resumed run's and config.resume_changes does not name it, and what `run_train` raises. `given` are
-    objects in the place of what settings name. Where vLLM or older weights sample and the config has no correction for
+    objects in place of those that settings name. If vLLM or older weights sample and the config has no correction for
     it, it gets the one of the command line, unless it is `as_typed`; whoever typed it has then refused such a change.
     """
     if not as_typed:
@@ -209,8 +209,8 @@ def train_step(run: Run, step: int, stopper: Stopper) -> StepResult:
 def take(run: Run, step: int) -> tuple[list[Group], list[Dropped]]:
     """Take this rank's groups within `max_staleness`, and the dropped ones.
 
-    With `streaming`, finished groups are trained on while others are sampled. Time spent on scoring alone counts as
-    `reward`, not as `sampling`.
+    With `streaming`, groups that are there early are trained ahead. Time that scoring adds to sampling is
+    charged to rewards.
     """
     config, timer = run.config, run.trainer.timer
 

@@ -69,7 +69,7 @@ class InfillConfig(EnvironmentConfig):
     """Layers of nano-judge."""
     judge_cache_dir: str = setting(cache_folder, needs=TRAINED_JUDGE)
     """Content-addressed cache of trained judges."""
-    monitors: list[str] = setting(["second_judge"], choices=("grammar", "second_judge", "ngram"))
+    monitors: list[str] = setting([], choices=("grammar", "second_judge", "ngram"))
     """Logged, never trained on: grammar (exact, of generated sentences), second_judge (trained independently), ngram
     (nats a character by a model of counts)."""
 

@@ -1,8 +1,8 @@
 """Read trees of segments through a model's own cache.
 
-A shared prefix is read once, with gradient, and its cache is forked for each continuation. Segments that begin at one
-position are read together: those of one length, and those without continuation, padded on the right, for which a causal
-model needs no mask.
+A shared segment is read once, with gradient; its cache is forked for its continuations. Segments that begin at one
+position are read together: those of one length, and leaves, padded on the right: a causal model needs no mask for
+that.
 
 Shapes: R segments read together, Q tokens of the longest, T tokens of the stream, C width of what the model returns.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from covey.policy.attention.packed import StreamSegment
 
 GENERAL = ("forked", "rows", "alone")
-"""What a model of the general path computes exactly: trees through its cache, rows padded on the right, single texts.
+"""Exact computations of a model of the general path: trees through its cache, rows padded right, single texts.
 
 Each can do what stands behind it, too.
 """
@@ -92,8 +92,8 @@ def forked_layout(segments: "Sequence[StreamSegment]", device: torch.device) -> 
 def _alike(stretches: Sequence[Stretch]) -> list[list[int]]:
     """Return the places of stretches that are read together.
 
-    What is continued has one length, for states end with the last token; of the others the longest is at most twice as
-    long as the shortest.
+    Continued segments have one length, for states end with the last token; of the others the longest is at most twice
+    as long as the shortest.
     """
     groups: list[list[int]] = []
     shortest = (False, 0)
