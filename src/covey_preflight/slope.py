@@ -68,7 +68,10 @@ def check_slope(subject: PreflightContext) -> Check:
     kind = kind_of(config.model)
     trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
     groups = first_groups(subject.groups)[:NUM_GROUPS]
-    groups = cut_groups(subject, groups, affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1)
+    num_tokens = affordable_tokens(subject, NUM_FORWARDS)
+    if tokens_of(groups) > num_tokens:  # of a large model, each sequence costs another reading of all weights
+        groups = groups[:1]
+    groups = cut_groups(subject, groups, num_tokens, num_rollouts=1)
     room = policy.max_length - max(len(rollout.input_ids) for group in groups for rollout in group.rollouts)
     if not policy.computes_whole and room >= MIN_PROMPT:
         groups = begin_with_text(groups, ordinary_ids(policy, MIN_PROMPT))

@@ -21,7 +21,7 @@ from covey.types import Failure, Group, Prompt, Reward
 
 NUM_SAMPLES = 2
 """Completions of each prompt: enough for a group to share its prompt."""
-SAMPLING_SECONDS, MIN_PROMPTS = 3.0, 2
+SAMPLING_SECONDS, MIN_PROMPTS = 2.0, 2
 """Seconds of forward passes over completions and prompts, and the least number of prompts sampled from."""
 TIMED_TOKENS = 32
 """Tokens of the sequence that a forward pass is timed on."""

@@ -175,7 +175,7 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
     def make(rows: Tensor | slice) -> Tensor:
         made_OI = shifted(weight, rows)
         for a_RI, b_OR, adapter in adapters:
-            made_OI = made_OI + adapter.product(shifted(a_RI), shifted(b_OR))[rows]
+            made_OI = adapter.added_to(made_OI, shifted(a_RI), shifted(b_OR, rows))
         return made_OI
 
     # It takes no memory, tells type and device to who asks, and gives no number to who reads it past the layer.
@@ -192,15 +192,15 @@ class _Adapter:
     is_turned: bool
     """The weight is held the other way round: GPT-2's, and experts' whose outputs come last."""
 
-    def product(self, a_RI: Tensor, b_OR: Tensor) -> Tensor:
-        """Return scaling * B@A, of each expert."""
+    def added_to(self, made: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
+        """Return the weight plus scaling * B@A, of each expert."""
         if self.num_experts == 1:
-            added = b_OR @ a_RI
-        else:
-            a_ERI = a_RI.reshape(self.num_experts, -1, a_RI.shape[-1])
-            b_ORE = b_OR.reshape(b_OR.shape[0], -1, self.num_experts)
-            added = torch.einsum("ore,eri->eoi", b_ORE, a_ERI)
-        return self.scaling * (added.mT if self.is_turned else added)
+            left, right = (a_RI.mT, b_OR.mT) if self.is_turned else (b_OR, a_RI)
+            return torch.addmm(made, left, right, alpha=self.scaling)
+        a_ERI = a_RI.reshape(self.num_experts, -1, a_RI.shape[-1])
+        b_ORE = b_OR.reshape(b_OR.shape[0], -1, self.num_experts)
+        added = torch.einsum("ore,eri->eoi", b_ORE, a_ERI)
+        return made + self.scaling * (added.mT if self.is_turned else added)
 
 
 def _adapters(source: Any) -> list[tuple[Tensor, Tensor, _Adapter]]:
