@@ -64,7 +64,8 @@ def before_training(run: Run, record: RunRecorder) -> None:
     write(checks, record.folder)
     raise_on_failure(checks)
     num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)
-    record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}{_describe_compared(checks)}")
+    others = f", {len(checks) - num_passed} not applicable," if num_passed < len(checks) else ""
+    record.say(f"preflight: {num_passed} checks passed{others} in {duration(seconds)}{_describe_compared(checks)}")
 
 
 def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda line: None) -> list[Check]:

@@ -102,7 +102,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     beginnings = (
         "loading nano for environment=reward_functions",
         "nano: ",
-        "preflight: 9 checks passed in ",
+        "preflight: 9 checks passed, 2 not applicable, in ",
         "step 0 evaluated: accuracy 0.",
         "step 1/2  reward 0.",
         "step 2/2  reward 0.",

@@ -216,7 +216,7 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(name: str, closed: str) ->
     assert done.returncode == 2
     assert done.stderr == (
         f"covey: model.name={name}: there is no such folder, and the hub ({closed}) cannot be reached "
-        f"(Connection refused); a folder may be written ./{name}\n"
+        f"(Connection refused); model.name=FOLDER takes a folder\n"
     )
     assert not Path("outputs").exists()
 
@@ -241,9 +241,9 @@ def test_a_model_in_the_cache_is_taken_from_there_when_the_hub_is_silent(
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises(ValueError, match=r"^model\.name=org/other: there is no such folder, and the hub"):
         check_early(small_config(model__name="org/other"))
-    with pytest.raises(ValueError, match=r"a folder may be written \./nanno; did you mean model=nano\?$"):
+    with pytest.raises(ValueError, match=r"model.name=FOLDER takes a folder; did you mean model=nano\?$"):
         check_early(small_config(model__name="nanno"))
-    with pytest.raises(ValueError, match=r"a folder may be written \./Qwen/Qwen2\.5-0\.5B$"):  # no hint at its preset
+    with pytest.raises(ValueError, match=r"model.name=FOLDER takes a folder$"):  # no hint at its preset
         check_early(small_config(model__name="Qwen/Qwen2.5-0.5B"))
 
 

@@ -23,7 +23,7 @@ def check_hub_model(name: str) -> str:
     from huggingface_hub import try_to_load_from_cache
 
     if not any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", "adapter_config.json")):
-        raise ValueError(f"model.name={name}: there is no such folder, and {problem}; a folder may be written ./{name}")
+        raise ValueError(f"model.name={name}: there is no such folder, and {problem}; model.name=FOLDER takes a folder")
     return f"model.name={name} is taken from the cache: {problem}"
 
 
