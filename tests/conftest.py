@@ -39,9 +39,9 @@ OF_ONE_RUN = (
 """Files of tests/guarantees that fork from one warm process and most of which compare with one run of it."""
 LONGEST = (
     *(name.rpartition("/")[2] for name in OF_ONE_RUN),
-    *("settings/test_nothing_is_ignored", "docs/test_docs", "run/test_replay_ranks", "cli/test_commands"),
+    *("settings/test_nothing_is_ignored", "docs/test_docs", "runs/test_replay_ranks", "cli/test_commands"),
     *("update/test_update_is_invariant", "config/test_config", "guarantees/test_source_ray", "gpu/test_host_waits"),
-    *("run/test_replay", "update/test_update_is_invariant_for_every_loss", "native/test_sessions"),
+    *("runs/test_replay", "update/test_update_is_invariant_for_every_loss", "native/test_sessions"),
     *("sandbox/test_failures", "run/test_cold_start", "run/test_trust", "attacks/test_attacks"),
     *("config/test_shelves", "update/test_update_is_invariant_over_ranks", "math/test_linear_time"),
     *("checkpoints/test_resume", "api/test_training", "memory/test_memory_model"),

@@ -14,8 +14,8 @@ from covey.config.schema import Config
 from covey.loop import train
 from covey_report.runs.replay import read_schedule
 
-from ...run.test_replay import config as replay_config
-from ...run.test_replay import last_digest, replayed, trained
+from ...report.runs.test_replay import config as replay_config
+from ...report.runs.test_replay import last_digest, replayed, trained
 from ...support.small import TOKENIZER, equal, rows, saved_policy, scripted, small_config, timeless, use
 
 pytestmark = pytest.mark.long
