@@ -9,12 +9,14 @@ Shapes: T tokens of a stream, S segments, K heads of queries and keys, H heads o
 of K), N key width, P value width, M holders of a state, C channels, W width of a convolution.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from covey.policy.attention.base import DenseLayout, Layout
 from covey.policy.attention.packed import StreamSegment
 
 
@@ -32,10 +34,21 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class Convolution:
+    """A causal convolution of each channel by itself, computed in float32."""
+
+    x_TC: Tensor
+    weight_CW: Tensor
+    bias_C: Tensor | None
+    has_silu: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Holders:
     """States that outlive a pass: those of a cache."""
 
-    state_MHNP: Tensor
+    state: Tensor
+    """(M, H, N, P), or the newest inputs of a convolution, (M, W - 1, C), oldest first."""
     read_S: Tensor
     """Holder of the state before each segment, -1: its parent's, or none."""
     write_S: Tensor
@@ -47,3 +60,75 @@ def segment_rows(segments: Sequence[StreamSegment]) -> Tensor:
     place = {segment: index for index, segment in enumerate(segments)}
     rows = [(each.start, each.length, -1 if each.parent is None else place[each.parent]) for each in segments]
     return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+
+
+class Operations(Protocol):
+    """Compute both over a forest of segments (S, 3): in C, or in torch."""
+
+    def gated_scan(self, given: Recurrence, rows_S3: Tensor, holders: Holders | None) -> Tensor:
+        """Return (T, H, P) in float32."""
+        ...
+
+    def causal_conv(self, given: Convolution, rows_S3: Tensor, holders: Holders | None) -> Tensor:
+        """Return (T, C) in the type of x."""
+        ...
+
+
+class AnyForest(Protocol):
+    """What stands before each token of a stream, for layers with a state."""
+
+    def convolve(self, place: int, given: Convolution, operations: Operations) -> Tensor:
+        """Return (T, C); `place` numbers the layers with a state."""
+        ...
+
+    def recur(self, place: int, given: Recurrence, operations: Operations) -> Tensor:
+        """Return (T, H, P)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """States of a cache by place, and the holders that a pass reads and writes."""
+
+    inputs: Mapping[int, Tensor]
+    """Newest inputs of convolutions, (M, W - 1, C) each."""
+    states: Mapping[int, Tensor]
+    """States of recurrences, (M, H, N, P) each."""
+    read_S: Tensor
+    write_S: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Segments, and states that outlive the pass, if any."""
+
+    rows_S3: Tensor
+    states: States | None = None
+
+    def convolve(self, place: int, given: Convolution, operations: Operations) -> Tensor:
+        return operations.causal_conv(given, self.rows_S3, self._holders(place, of_inputs=True))
+
+    def recur(self, place: int, given: Recurrence, operations: Operations) -> Tensor:
+        return operations.gated_scan(given, self.rows_S3, self._holders(place, of_inputs=False))
+
+    def _holders(self, place: int, *, of_inputs: bool) -> Holders | None:
+        if self.states is None:
+            return None
+        held = self.states.inputs if of_inputs else self.states.states
+        return Holders(held[place], self.states.read_S, self.states.write_S)
+
+
+@runtime_checkable
+class ForestLayout(Protocol):
+    """A layout of one stream (B = 1) that says what stands before each token."""
+
+    @property
+    def forest(self) -> AnyForest: ...
+
+
+def forest_of(layout: Layout, num_rows: int, num_tokens: int) -> AnyForest:
+    """Return the forest of a pass over (B, T) tokens: a layout's, or that of rows."""
+    if isinstance(layout, ForestLayout):
+        return layout.forest
+    assert isinstance(layout, DenseLayout), f"{type(layout).__name__} is for models without states"
+    return Forest(segment_rows([StreamSegment(row * num_tokens, num_tokens) for row in range(num_rows)]))
