@@ -47,8 +47,8 @@ class Convolution:
 class Holders:
     """States that outlive a pass: those of a cache."""
 
-    state: Tensor
-    """(M, H, N, P), or the newest inputs of a convolution, (M, W - 1, C), oldest first."""
+    state_MHNP: Tensor
+    """Of a convolution the newest inputs, (M, W - 1, C), oldest first."""
     read_S: Tensor
     """Holder of the state before each segment, -1: its parent's, or none."""
     write_S: Tensor
@@ -69,7 +69,15 @@ class Operations(Protocol):
         """Return (T, H, P) in float32."""
         ...
 
-    def causal_conv(self, given: Convolution, rows_S3: Tensor, holders: Holders | None) -> Tensor:
+    def causal_conv(
+        self,
+        x_TC: Tensor,
+        weight_CW: Tensor,
+        bias_C: Tensor | None,
+        rows_S3: Tensor,
+        holders: Holders | None,
+        silu: bool,
+    ) -> Tensor:
         """Return (T, C) in the type of x."""
         ...
 
@@ -106,7 +114,10 @@ class Forest:
     states: States | None = None
 
     def convolve(self, place: int, given: Convolution, operations: Operations) -> Tensor:
-        return operations.causal_conv(given, self.rows_S3, self._holders(place, of_inputs=True))
+        holders = self._holders(place, of_inputs=True)
+        return operations.causal_conv(
+            given.x_TC, given.weight_CW, given.bias_C, self.rows_S3, holders, silu=given.has_silu
+        )
 
     def recur(self, place: int, given: Recurrence, operations: Operations) -> Tensor:
         return operations.gated_scan(given, self.rows_S3, self._holders(place, of_inputs=False))
