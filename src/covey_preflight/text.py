@@ -13,7 +13,7 @@ from covey.environments.base import Environment, ends_with_assistant, naming, te
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.models.saved import num_rows
 from covey.policy.models.text import special_ids
-from covey.policy.own import OwnTokenizer
+from covey.policy.own_tokenizer import OwnTokenizer
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt
 from covey.system import collectives

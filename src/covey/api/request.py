@@ -44,15 +44,17 @@ class Arguments:
 
     def __post_init__(self) -> None:
         """Wrap modules that are no models of transformers, with their tokenizer."""
+        from covey.policy.own import own_model, unwrap
+        from covey.policy.own_tokenizer import own_tokenizer
+
         for name in ("model", "reference"):
-            given = getattr(self, name)
+            given = unwrap(getattr(self, name))
+            object.__setattr__(self, name, given)
             if (
                 isinstance(given, nn.Module)
                 and not hasattr(given, "config_class")
                 and not hasattr(given, "peft_config")
             ):
-                from covey.policy.own import own_model, own_tokenizer
-
                 object.__setattr__(self, name, made := own_model(given))
                 if name == "model" and self.tokenizer is not None:
                     object.__setattr__(self, "tokenizer", own_tokenizer(self.tokenizer, made.config.vocab_size))

@@ -19,7 +19,7 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import PreTrainedModel
 
 from covey.policy import sharding
@@ -130,6 +130,7 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
     own: dict[str, nn.Module] = {}
+    made: dict[nn.Module, list[tuple[nn.Module, dict[str, Maker]]]] = {}
     for name, module in policy.causal_lm.named_modules():
         own.setdefault(name.replace(".base_layer", ""), module)  # the outermost wrapper of adapters comes first
     saved = model.state_dict().keys()
@@ -145,8 +146,12 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
                 continue
             module._parameters[key], make = _share_weight(source, key, held, shift)
             lazy |= {} if make is None else {key: make}
+        # Code of one's own may read a layer's weight past the layer
+        caller = model if isinstance(model, OwnModel) else module
         if lazy:
-            _make_at_each_call(module, lazy, model.dtype)
+            made.setdefault(caller, []).append((module, lazy))
+    for caller, lazy_weights in made.items():
+        _make_at_each_call(caller, lazy_weights, model.dtype)
 
 
 def _inner_layer(module: nn.Module) -> nn.Module:
@@ -169,8 +174,9 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
 
     def shifted(part: Tensor, rows: Tensor | slice = ALL) -> Tensor:
         layer = base if part is weight and key == "weight" else None
-        plain = dequantize(sharding.whole(part), layer)[rows].to(empty.dtype)
-        return plain + shift[part][rows].to(plain.dtype) if part in shift else plain
+        chosen = rows if part.dim() else ...
+        plain = dequantize(sharding.whole(part), layer)[chosen].to(empty.dtype)
+        return plain + shift[part][chosen].to(plain.dtype) if part in shift else plain
 
     def make(rows: Tensor | slice) -> Tensor:
         made_OI = shifted(weight, rows)
@@ -216,27 +222,32 @@ def _adapters(source: Any) -> list[tuple[Tensor, Tensor, _Adapter]]:
     ]
 
 
-def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torch.dtype) -> None:
-    """Make a module's weights at each call, and for each backward pass.
+def _make_at_each_call(
+    module: nn.Module, lazy: Sequence[tuple[nn.Module, Mapping[str, Maker]]], dtype: torch.dtype
+) -> None:
+    """Make weights at each call of a module, and in backward passes.
 
-    One layer's plain numbers live at a time.
+    The plain numbers of one layer live at a time if each makes its own.
     """
     forward = module.forward
 
     def call(*inputs: Any, **keywords: Any) -> Any:
         if type(module) is nn.Embedding and not torch.is_grad_enabled():
             rows, ids = torch.unique(inputs[0], return_inverse=True)
-            return lazy["weight"](rows)[ids]
-        held = dict(module._parameters)
-        module._parameters.update({key: make(ALL) for key, make in lazy.items()})  # type: ignore[misc]
+            return lazy[0][1]["weight"](rows)[ids]
+        held = [(holder, dict(holder._parameters)) for holder, _ in lazy]
+        for holder, makers in lazy:
+            holder._parameters.update({key: make(ALL) for key, make in makers.items()})  # type: ignore[misc]
         try:
             with _exactly(dtype):  # also in the backward pass, outside of what was called
                 return forward(*inputs, **keywords)
         finally:
-            module._parameters.update(held)
+            for holder, parameters in held:
+                holder._parameters.update(parameters)
 
     # Checkpointing makes them again in the backward pass
     def remade(*inputs: Any, **keywords: Any) -> Any:
-        return checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
+        with set_checkpoint_early_stop(False):  # which is an exception, for others' code to catch
+            return checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
 
     module.forward = remade

@@ -39,6 +39,9 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
     unfit = [] if everywhere else [name for name in settings.lora_targets if not _names_linear_layers(model, name)]
     if unfit or not settings.lora_targets:
         raise ValueError(f"model.lora_targets must name linear layers of the model, got [{','.join(unfit)}]")
+    adaptable = (part for part in model.modules() if isinstance(part, nn.Linear | Conv1D))
+    if everywhere and all(part is model.get_output_embeddings() for part in adaptable) and not _experts(model):
+        raise ValueError(f"model.lora_rank={settings.lora_rank} needs linear layers, {type(model).__name__} has none")
     lora = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ from covey.policy.models.nano import (
 from covey.policy.models.probe import detect_capabilities, remove_dropout, tell
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
 from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights, refuse_encoder, refuse_rowless
+from covey.policy.own import OwnModel
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.settings import ModelConfig
@@ -162,7 +163,11 @@ def policy_in_memory(
         check_form(model, quantized_bits(settings), "the model in memory")
         refuse_encoder(settings, model.config)
         model.set_attn_implementation(ATTENTION)
-        _move(model, device, _storage_type(settings))
+        storage = _storage_type(settings)
+        if isinstance(model, OwnModel):  # which may mix types in ways that half precision breaks
+            storage = torch.promote_types(storage, torch.float32)
+            model.convert_constants(storage)
+        _move(model, device, storage)
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
             bare = detect_capabilities(_choose_layers(model, tokenizer, settings, device))
         with warnings.catch_warnings():
