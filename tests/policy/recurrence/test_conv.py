@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.nemotron_h.modeling_nemotron_h import causal_conv1d_fn
 
-from covey.policy.recurrence import plain
+from covey.policy.recurrence import compiled, plain
 from covey.policy.recurrence.base import Holders
 
 from ...support.recurrences import FOREST, convolve_by_tokens, farthest, forest
 
 Conv = Callable[..., Tensor]
-CONVS: dict[str, Conv] = {"plain": plain.causal_conv}
+CONVS: dict[str, Conv] = {"plain": plain.causal_conv, "compiled": compiled.causal_conv}
 ROWS_S3 = forest(FOREST)
 NUM_TOKENS = int(ROWS_S3[:, 1].sum())
 ROUNDING = 3e-7

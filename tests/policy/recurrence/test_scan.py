@@ -10,7 +10,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
-from covey.policy.recurrence import plain
+from covey.policy.recurrence import compiled, plain
 from covey.policy.recurrence.base import Holders, Recurrence
 
 from ...support.recurrences import (
@@ -28,7 +28,7 @@ from ...support.recurrences import (
 )
 
 Scan = Callable[..., Tensor]
-SCANS: dict[str, Scan] = {"plain": plain.gated_scan}
+SCANS: dict[str, Scan] = {"plain": plain.gated_scan, "compiled": compiled.gated_scan}
 ROWS_S3 = forest(FOREST)
 NUM_TOKENS = int(ROWS_S3[:, 1].sum())
 ROUNDING = 1e-6
