@@ -57,7 +57,6 @@ typedef struct {
     float *columns, *between, *score;  /* k as columns; decays between tokens; products of rows with k, -1 times those of k */
     float *both, *residual, *value;    /* rows times the state; (value - what is remembered); times beta */
     float *of_both, *of_value, *of_residual, *of_score, *of_rows, *of_begun, *of_ending, *of_decay, *ended, *turned, *turned_value, *turned_rows;
-    double since[CHUNK]; /* logarithm of the decay since the start, where a head has one */
     float beta[CHUNK];
     int64_t count, skip, num, wide; /* tokens; rows that are skipped, and that are left */
     int has_beta;
@@ -80,10 +79,21 @@ INLINE void read_row(float *to, const Heads *heads, int64_t head, int64_t token,
     }
 }
 
-/* exp for x <= 0: nothing where a float has no such number. NaN stays NaN. */
-INLINE float power(float x) { return x < -87.0f ? 0.0f : exponential(x); }
+/* exp for x <= 0, as in lanes.h, and 0 where a float has no such number. NaN stays NaN. */
+INLINE lanes power(lanes x) {
+    const ints whole = __builtin_convertvector(x * 1.44269504f - 0.5f, ints);
+    const lanes n = __builtin_convertvector(whole, lanes);
+    const lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    return (lanes)((ints)(y * (lanes)((whole + 127) << 23)) & ~(x < -87.0f));
+}
 
-INLINE float limited(float x) { return x < LEAST ? LEAST : x; }
+INLINE lanes limited(lanes x) { return chosen(x < LEAST, (lanes){0} + LEAST, x); }
 
 INLINE void add_product(float *to, const float *x, float factor, int64_t width) {
     for (int64_t c = 0; c < width; c += LANES) store(to + c, load(to + c) + load(x + c) * factor);
@@ -129,45 +139,45 @@ static void product(float *to, int64_t to_row, int64_t rows, const float *keep, 
 
 /* Decays of a head, the same for all its channels. */
 INLINE void fade_head(const Scan *t, Work *w, int64_t head, int64_t first) {
-    double sum = 0.0;
+    float until[CHUNK] = {0}, since[CHUNK] = {0}, apart[CHUNK];
+    double sums[CHUNK], sum = 0.0;
     for (int64_t i = 0; i < w->count; i++) {
         float decay;
         read_row(&decay, &t->decay, head, first + i, 1);
-        w->since[i] = sum += limited(decay);
+        sums[i] = sum += decay < LEAST ? LEAST : decay;
+        since[i] = (float)sum;
     }
     for (int64_t i = 0; i < w->count; i++) {
-        const lanes since = power((float)w->since[i]) - (lanes){0}, until = power((float)(sum - w->since[i])) - (lanes){0};
-        for (int64_t c = 0; c < w->wide; c += LANES) {
-            store(w->first + i * w->wide + c, since);
-            store(w->last + i * w->wide + c, until);
-        }
-        for (int64_t j = 0; j < CHUNK; j++)
-            w->between[i * CHUNK + j] = j > i ? 0.0f : power((float)(w->since[i] - w->since[j]));
+        until[i] = (float)(sum - sums[i]);
+        for (int64_t j = 0; j < CHUNK; j++) apart[j] = j < i ? (float)(sums[i] - sums[j]) : 0.0f;
+        for (int64_t j = 0; j < CHUNK; j += LANES) store(w->between + i * CHUNK + j, power(load(apart + j)));
     }
+    for (int64_t j = 0; j < CHUNK; j += LANES) {
+        store(since + j, power(load(since + j)));
+        store(until + j, power(load(until + j)));
+    }
+    for (int64_t i = 0; i < w->count; i++)
+        for (int64_t c = 0; c < w->wide; c += LANES) {
+            store(w->first + i * w->wide + c, since[i] - (lanes){0});
+            store(w->last + i * w->wide + c, until[i] - (lanes){0});
+        }
 }
 
 /* Decays of each channel. */
 INLINE void fade_channels(const Scan *t, Work *w, int64_t head, int64_t first) {
-    const int64_t width = t->key_width, wide = w->wide;
-    float sum[wide];
-    memset(sum, 0, sizeof sum);
-    for (int64_t i = 0; i < w->count; i++) {
-        float *step = w->step + i * wide, *since = w->first + i * wide;
-        read_row(step, &t->decay, head, first + i, width);
-        for (int64_t c = 0; c < wide; c++) {
-            sum[c] += limited(step[c]);
-            since[c] = power(sum[c]);
-            w->last[i * wide + c] = step[c];
-            step[c] = power(step[c]);
+    const int64_t wide = w->wide;
+    for (int64_t i = 0; i < w->count; i++) read_row(w->step + i * wide, &t->decay, head, first + i, t->key_width);
+    for (int64_t c = 0; c < wide; c += LANES) {
+        lanes since = {0}, until = {0};
+        for (int64_t i = 0; i < w->count; i++)
+            store(w->first + i * wide + c, power(since += limited(load(w->step + i * wide + c))));
+        for (int64_t i = w->count - 1; i >= 0; i--) {
+            const lanes step = limited(load(w->step + i * wide + c));
+            store(w->last + i * wide + c, power(until));
+            store(w->step + i * wide + c, power(step));
+            until += step;
         }
     }
-    memset(sum, 0, sizeof sum);
-    for (int64_t i = w->count - 1; i >= 0; i--)
-        for (int64_t c = 0; c < wide; c++) {
-            const float own = limited(w->last[i * wide + c]);
-            w->last[i * wide + c] = power(sum[c]);
-            sum[c] += own;
-        }
 }
 
 /* Read a chunk's keys, queries, rates and decays. */
@@ -324,17 +334,17 @@ STEP(8)
 
 static void step(const Scan *t, int64_t head, int64_t at, const float *from, float *to) {
     const int64_t keys = t->key_width, width = t->value_width, key_head = head / t->shared;
-    float query[keys], key[keys], recall[keys], decay[keys], value[width];
+    float query[keys], key[keys], recall[keys], decay[rounded_up(keys)], value[width];
     Token token = {query, key, recall, decay, value, 1.0f};
     read_row(query, &t->query, key_head, at, keys);
     read_row(key, &t->key, key_head, at, keys);
     read_row(value, &t->value, head, at, width);
     read_row(decay, &t->decay, head, at, t->decay_width);
     if (t->beta.at) read_row(&token.beta, &t->beta, head, at, 1);
-    for (int64_t n = keys - 1; n >= 0; n--) {
-        decay[n] = power(decay[t->decay_width > 1 ? n : 0]);
-        recall[n] = key[n] * decay[n];
-    }
+    if (t->decay_width == 1)
+        for (int64_t n = keys - 1; n >= 0; n--) decay[n] = decay[0];
+    for (int64_t n = 0; n < keys; n += LANES) store(decay + n, power(load(decay + n)));
+    for (int64_t n = 0; n < keys; n++) recall[n] = key[n] * decay[n];
     float *out = t->out + (at * t->num_heads + head) * width;
     for (int64_t c = 0, vectors; c < width; c += vectors * LANES) {
         const int64_t left = (width - c) / LANES;

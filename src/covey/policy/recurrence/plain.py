@@ -121,10 +121,10 @@ def _scan(inputs: Inputs, state_RHNP: Tensor, dtype: torch.dtype) -> tuple[Tenso
     # Decays by channel are computed a second time in the backward pass instead of kept.
     chunk = partial(checkpoint, _chunk, use_reentrant=False) if by_channel else _chunk
     length, outs = CHANNEL_CHUNK if by_channel else CHUNK, []
-    for start in range(0, query.shape[2], length):
-        query_L, key_L, value_L, decay_L = (each[:, :, start : start + length] for each in (query, key, value, decay))
-        beta_L = None if beta is None else beta[:, :, start : start + length]
-        out_RHLP, state_RHNP = chunk((query_L, key_L, value_L, decay_L, beta_L), state_RHNP)
+    pieces = [each.split(length, 2) for each in (query, key, value, decay)]
+    rates = [None] * len(pieces[0]) if beta is None else beta.split(length, 2)
+    for *piece, rate in zip(*pieces, rates, strict=True):
+        out_RHLP, state_RHNP = chunk((*piece, rate), state_RHNP)
         outs.append(out_RHLP)
     return torch.cat(outs, 2), state_RHNP
 
