@@ -159,10 +159,10 @@ def architectures() -> list[str]:
     return [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS]
 
 
-def tiny_config(name: str) -> PreTrainedConfig:
+def tiny_config(name: str, more: Mapping[str, Any] | None = None) -> PreTrainedConfig:
     """The configuration of an architecture or of a variant, with transformers' own defaults for what is no size."""
     architecture, own = VARIANTS.get(name, (name, {}))
-    return _tiny(architecture, {**MORE.get(architecture, {}), **own})
+    return _tiny(architecture, {**MORE.get(architecture, {}), **own, **(more or {})})
 
 
 def _tiny(architecture: str, own: Mapping[str, Any]) -> PreTrainedConfig:
@@ -173,6 +173,8 @@ def _tiny(architecture: str, own: Mapping[str, Any]) -> PreTrainedConfig:
         given = getattr(default, key, None)
         if isinstance(given, PreTrainedConfig):
             chosen[key] = {"model_type": given.model_type, **_sizes(given)}
+        elif key in own:  # a part that is left out unless asked for
+            chosen[key] = {}
     for key, value in own.items():
         chosen[key] = {**chosen[key], **value} if key in (kind.sub_configs or {}) else value
     return kind(**chosen)

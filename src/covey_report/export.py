@@ -71,10 +71,13 @@ def merge(source: Path, folder: Path) -> None:
     """Save an adapter's base model with the adapter added."""
     from peft import PeftModel
     from torch import nn
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from covey.policy.models.saved import NO_CODE, read_weights
+    from covey.policy.models.text_part import read_processor
 
     recorded = json.loads((source / ADAPTERS).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    base = AutoModelForCausalLM.from_pretrained(str(base_of(source, recorded)), dtype="auto")
+    base, _ = read_weights("causal", str(base_of(source, recorded)), dtype="auto", **NO_CODE)
     stored = base.dtype
     model = PeftModel.from_pretrained(base.float(), str(source))
     head = base.get_output_embeddings()
@@ -83,6 +86,8 @@ def merge(source: Path, folder: Path) -> None:
         base.config.tie_word_embeddings = False
     model.merge_and_unload().to(stored).save_pretrained(folder)
     AutoTokenizer.from_pretrained(str(source)).save_pretrained(folder)
+    for name, content in read_processor(str(source), None).items():
+        (folder / name).write_bytes(content)
 
 
 def narrow(folder: Path, dtype: str) -> None:

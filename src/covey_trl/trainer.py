@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerState
+from transformers import AutoTokenizer, TrainerCallback, TrainerState
 
 from covey.api.objects import HOME, model_name, reward_entry, tool_entry
 from covey.api.request import Request, reference_setting
@@ -359,7 +359,7 @@ def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[st
         tokenizer = AutoTokenizer.from_pretrained(name, revision=keywords.get("revision") or "main")
     loaded = model
     if isinstance(model, str):
-        loaded, lacking = read_weights(AutoModelForCausalLM, model, **({"dtype": "float32"} | keywords))
+        loaded, lacking = read_weights("causal", model, **({"dtype": "float32"} | keywords))
         if lacking:
             raise ValueError(f"model={model} {lacking}")
     if peft_config is None:

@@ -3,10 +3,11 @@
 Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -61,6 +62,8 @@ class Policy:
     """Nats by which its log-probs differed from those of transformers' float32 on average, when it was loaded."""
     deterministic: bool = False
     """Trained with kernels that repeat bit for bit (`repeating`)."""
+    processor: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of a processor of pictures, saved beside the tokenizer."""
     complete: "Callable[[Policy], Policy] | None" = None
     """Remaining work after sharding of weights that have no storage yet: `sharding.shard` calls it."""
 
@@ -103,6 +106,12 @@ class Policy:
         for found in (generation.eos_token_id if generation else None, self.tokenizer.eos_token_id):
             ids.update(found if isinstance(found, list) else [] if found is None else [found])
         return frozenset(ids)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Save the tokenizer, and what reads pictures beside it."""
+        self.tokenizer.save_pretrained(folder)
+        for name, content in self.processor.items():
+            (folder / name).write_bytes(content)
 
     def run_forward(self, make: Callable[[], T]) -> T:
         """Run `make` as one pass, with sharded weights gathered."""

@@ -138,11 +138,12 @@ def _probing(seconds: float) -> None:
 
 
 def _weights(config: Config, shape: Shape) -> str:
-    rank = config.model.lora_rank
+    rank, beside = config.model.lora_rank, f", and {shape.beside:,} beside the text" if shape.beside else ""
     if rank == 0:
-        return f"{shape.weights:,} weights, all trained"
+        return f"{shape.weights:,} weights, all trained{beside and beside + ', which stay as they are'}"
     adapters = shape.adapter_weights(rank, config.model.lora_targets)
-    return f"{shape.weights:,} weights, of which none are trained: adapters of rank {rank} are, {adapters:,} weights"
+    known = f"{shape.weights:,} weights{beside}"
+    return f"{known}, of which none are trained: adapters of rank {rank} are, {adapters:,} weights"
 
 
 def _steps(config: Config) -> str:

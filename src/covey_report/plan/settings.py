@@ -44,7 +44,7 @@ def weights(model: ModelConfig) -> tuple[int, int] | None:
     if shape is None:
         return None
     adapters = shape.adapter_weights(model.lora_rank, model.lora_targets)
-    return adapters if model.lora_rank else shape.weights, shape.weights + adapters
+    return adapters if model.lora_rank else shape.weights, shape.weights + shape.beside + adapters
 
 
 def as_cold_start(config: Config) -> Config:

@@ -45,7 +45,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     weights = {_plain(name): tensor for name, tensor in policy.model.state_dict().items() if ".lora_" not in name}
     with catch_write_errors(folder):
         model.save_pretrained(folder, state_dict=weights)
-        policy.tokenizer.save_pretrained(folder)
+        policy.save_tokenizer(folder)
     # Its parameters must go by the names in the files: pushes name them so
     named = {_plain(name) for name, _ in policy.model.named_parameters() if ".lora_" not in name}
     if other := sorted(named ^ read_shapes(folder).keys()):

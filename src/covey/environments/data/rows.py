@@ -20,6 +20,7 @@ from covey.environments.data.columns import value_in
 from covey.environments.data.entries import Entry, Row, first_line
 from covey.environments.data.files import read_files
 from covey.environments.data.folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
+from covey.environments.data.pictures import picture_in
 from covey.environments.data.settings import DataConfig
 from covey.system.lookup import is_function_path, resolve
 from covey.types import Prompt
@@ -310,6 +311,8 @@ def _read(entry: Entry, settings: RowSettings) -> tuple[Usable | None, str]:
     """Return a row with its environment form, or its error."""
     if entry.row is None:
         return None, entry.problem
+    if picture := picture_in(entry.row):
+        return None, f"has {picture}, and policies are trained on text: leave it out"
     given = settings.known(entry.row)
     for column in settings.columns:
         if value_in(given, column) is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Split, ends_with_assistant, is_message, text_of, with_content
+from covey.environments.base import Split, ends_with_assistant, is_message, text_of
 from covey.types import Message, Prompt
 
 LOGGER = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
         content = message.get("content")
         what = "has no content" if content is None else f"has content that is no text: {content!r:.60}"
         raise ValueError(f"has a prompt in which the {role}'s message {what}")
-    return with_content(message)
+    return message if "content" in message else {**message, "content": ""}
 
 
 def prompts_of(split: Split, rows: Sequence[Row], columns: Sequence[str], how: PromptFormat) -> tuple[Prompt, ...]:

@@ -1,6 +1,8 @@
 """LoRA adapters (arXiv 2106.09685) through peft, new or saved."""
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from covey.policy.models.text_part import beside_text
 from covey.policy.settings import ModelConfig
 
 if TYPE_CHECKING:
@@ -35,20 +38,22 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
     """Add new adapters, in float32 at least; nothing else trains."""
     from peft import LoraConfig, get_peft_model
 
-    everywhere = settings.lora_targets == ALL_LINEAR
+    everywhere, beside = settings.lora_targets == ALL_LINEAR, beside_text(model)
     unfit = [] if everywhere else [name for name in settings.lora_targets if not _names_linear_layers(model, name)]
     if unfit or not settings.lora_targets:
         raise ValueError(f"model.lora_targets must name linear layers of the model, got [{','.join(unfit)}]")
-    adaptable = (part for part in model.modules() if isinstance(part, nn.Linear | Conv1D))
-    if everywhere and all(part is model.get_output_embeddings() for part in adaptable) and not _experts(model):
+    linear = [name for name, _ in _linear_layers(model) if f"{name}.weight" not in beside]
+    swallowed = _taken_for_experts(model, linear) if everywhere else set()
+    parameters = [*_experts(model), *(f"{name}.weight" for name in linear if name in swallowed)]
+    if everywhere and not linear and not parameters:
         raise ValueError(f"model.lora_rank={settings.lora_rank} needs linear layers, {type(model).__name__} has none")
     lora = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
-        target_modules="all-linear" if everywhere else list(settings.lora_targets),
-        exclude_modules=_unfit(model) if everywhere else None,
-        target_parameters=_experts(model) if everywhere else None,
+        target_modules=[name for name in linear if name not in swallowed] if everywhere else settings.lora_targets,
+        exclude_modules=None if everywhere else [name.removesuffix(".weight") for name in sorted(beside)] or None,
+        target_parameters=parameters or None if everywhere else None,
         task_type="CAUSAL_LM" if settings.kind == "causal" else None,
     )
     with torch.random.fork_rng(devices=[]):
@@ -56,17 +61,44 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
         return get_peft_model(model, lora)
 
 
-def _unfit(model: PreTrainedModel) -> list[str] | None:
-    """Name layers that are linear by class alone: Llama 4's routers."""
-    fused = {"out_proj"} if model.config.model_type in FUSED else set()
-    linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    return sorted(fused | {name.rpartition(".")[2] for name, layer in linear if not _computes_linearly(layer)}) or None
+def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all linear layers but the head, and those that are linear by class alone: Llama 4's routers."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
+    for name, layer in model.named_modules():
+        is_read_past = config.model_type in FUSED and name.endswith(".out_proj")
+        is_linear = isinstance(layer, Conv1D) or (isinstance(layer, nn.Linear) and _computes_linearly(layer))
+        if is_linear and layer is not head and not is_read_past:
+            yield name, layer
 
 
-def _experts(model: PreTrainedModel) -> list[str] | None:
+def _experts(model: PreTrainedModel) -> list[str]:
     """Name the parameters that hold the weights of all experts."""
-    named = [name.split(".")[-2:] for name, weight in model.named_parameters() if weight.dim() == 3]
-    return sorted({".".join(parts) for parts in named if "experts" in parts[0]}) or None
+    holders = [(name, part) for name, part in model.named_modules() if "Experts" in type(part).__name__]
+    named = [(name, key) for name, part in holders for key, weight in part._parameters.items() if _is_stack(weight)]
+    return sorted({f"{name.rpartition('.')[2]}.{key}" for name, key in named})
+
+
+def _is_stack(weight: torch.Tensor | None) -> bool:
+    return weight is not None and weight.dim() == 3
+
+
+def _taken_for_experts(model: PreTrainedModel, linear: Sequence[str]) -> set[str]:
+    """Return layers that peft would take for experts of old files, by their last name.
+
+    Dense layers and shared experts then get no adapter; as parameters they are found by their own names.
+    """
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    def is_kept(last: str) -> bool:
+        config = LoraConfig(target_modules=[last])
+        with suppress(ValueError):  # one of two that old files held together
+            convert_peft_config_for_transformers(config, model, None)
+            return config.target_modules == {last}
+        return False
+
+    kept = {last: is_kept(last) for last in {name.rpartition(".")[2] for name in linear}}
+    return {name for name in linear if not kept[name.rpartition(".")[2]]}
 
 
 def _computes_linearly(layer: nn.Linear) -> bool:

@@ -21,6 +21,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils.hub import cached_file
 
 from covey.policy import sharding
+from covey.policy.models.text_part import auto_class
 
 LOGGER = logging.getLogger(__name__)
 WHOLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -65,7 +66,7 @@ class MetaModel:
         _exchange(self.model, {id(parameter): empty[key] for key, parameter in seeming.items()})
 
 
-def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, Any]) -> MetaModel | None:
+def find_unread(kind: str, name: str, revision: str | None, how: Mapping[str, Any]) -> MetaModel | None:
     """Return the saved model `name` without its weights.
 
     `how` are the keywords of `from_config`. None where its files are not simply its weights, or cannot be read:
@@ -77,7 +78,7 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
         saved = None if is_quantised else _saved_tensors(name, revision)
         if saved is None:
             return None
-        model = _without_weights(kind, config, how)
+        model = _without_weights(auto_class(kind, config), config, how)
         if model.can_generate():
             with suppress(OSError):  # it need not have one
                 model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")

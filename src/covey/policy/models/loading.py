@@ -12,8 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -49,6 +47,7 @@ from covey.policy.models.nano import (
 from covey.policy.models.probe import detect_capabilities, remove_dropout, tell
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
 from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights, refuse_encoder, refuse_rowless
+from covey.policy.models.text_part import beside_text, hear_text, is_composite, read_processor
 from covey.policy.own import OwnModel
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
@@ -127,7 +126,7 @@ def _unread(settings: ModelConfig) -> MetaModel | None:
     if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
         return None
     how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
-    found = find_unread(KINDS[settings.kind], settings.name, settings.revision, how)
+    found = find_unread(settings.kind, settings.name, settings.revision, how)
     if found is not None:
         refuse_encoder(settings, found.model.config)
     return found
@@ -158,7 +157,7 @@ def policy_in_memory(
         settings = computable(settings, device)
         _refuse_split(given)
         set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
-        _padding(tokenizer)
+        _padding(hear_text(tokenizer))
         model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
         check_form(model, quantized_bits(settings), "the model in memory")
         refuse_encoder(settings, model.config)
@@ -211,6 +210,11 @@ def _choose_layers(
 ) -> Policy:
     refuse_rowless(model, tokenizer, settings.name)
     remove_dropout(model)
+    frozen = beside_text(model)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    if frozen:
+        tell(f"{type(model).__name__}: text is trained; what else it reads stays as it is")
     if device.type == "cpu":
         linear.choose_library(model, settings.kernels, DTYPES[settings.precision])
     precision = DTYPES[settings.precision]
@@ -220,7 +224,15 @@ def _choose_layers(
         liger.use_liger(model, device, _compiles(settings, device))
     choose_kernels(model, settings.kernels, precision, device)
     path: Literal["fast", "general"] = "fast" if model.config._attn_implementation == ATTENTION else "general"
-    return Policy(model, tokenizer, precision, False, path=path, mask_id=_mask_id(settings, tokenizer))
+    return Policy(
+        model,
+        tokenizer,
+        precision,
+        False,
+        path=path,
+        mask_id=_mask_id(settings, tokenizer),
+        processor=read_processor(model.name_or_path or settings.name, settings.revision) if is_composite(model) else {},
+    )
 
 
 def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
@@ -307,12 +319,12 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
     refuse_encoder(settings)
     try:
         try:
-            model, lacking = read_weights(KINDS[settings.kind], settings.name, **keywords)
+            model, lacking = read_weights(settings.kind, settings.name, **keywords)
         except KeyError as error:
             if error.args != (ATTENTION,):
                 raise
             del keywords["attn_implementation"]  # this architecture has attention of its own alone
-            model, lacking = read_weights(KINDS[settings.kind], settings.name, **keywords)
+            model, lacking = read_weights(settings.kind, settings.name, **keywords)
         tokenizer = _padding(_load_tokenizer(settings))
     except UNREADABLE as error:
         what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
@@ -347,7 +359,8 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
     loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
     revision = settings.revision or "main"
-    return loader.from_pretrained(settings.name, revision=revision, **NO_CODE)
+    found = loader.from_pretrained(settings.name, revision=revision, **NO_CODE)
+    return hear_text(found, settings.name, settings.revision)
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -381,6 +394,5 @@ def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
-KINDS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
 NANO_TOKENIZERS = {NANO: nano_tokenizer, NANO_MASKED: nano_masked_tokenizer}
 """The embedded policies, which are built from nothing."""

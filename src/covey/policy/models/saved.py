@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from covey.policy.models.text_part import auto_class
 from covey.policy.settings import ModelConfig
 
 HEADS = re.compile(r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel")
@@ -24,8 +25,12 @@ HEADS = re.compile(r"For(Sequence|Token)Classification|ForQuestionAnswering|ForM
 def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
     """Load a saved model, and name weights missing in its files.
 
+    `kind` is an auto class of transformers, or "causal" or "masked".
     Transformers initialises those at random. Tied weights are saved once, and not lacking.
     """
+    if isinstance(kind, str):
+        config = AutoConfig.from_pretrained(name, revision=keywords.get("revision"), **NO_CODE)
+        kind = auto_class(kind, config)
     keywords |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, found = kind.from_pretrained(name, **keywords)
     misshapen = [key for key, *_ in found["mismatched_keys"]]

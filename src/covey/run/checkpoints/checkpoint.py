@@ -24,6 +24,7 @@ from torch import Tensor
 from covey.policy import sharding
 from covey.policy.models.adapters import BASE
 from covey.policy.models.naming import COLD_START_REPORT
+from covey.policy.models.text_part import auto_class
 from covey.policy.policy import Policy, is_adapted
 from covey.run.checkpoints.manifest import (
     MANIFEST,
@@ -51,9 +52,11 @@ tags: [lora, grpo, covey]
 LoRA of rank {rank}, trained with GRPO by covey. The settings of the run are in `settings.yaml` of its checkpoint.
 
 ```python
-from peft import AutoPeftModelForCausalLM
+from peft import PeftModel
+from transformers import {loader}
 
-model = AutoPeftModelForCausalLM.from_pretrained("THIS FOLDER")
+base = {loader}.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, "THIS FOLDER")
 ```
 """
 
@@ -77,8 +80,10 @@ def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor
     policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
     if (card := folder / CARD).is_file():  # peft's is an empty form
         own: Any = policy.model.peft_config["default"]  # type: ignore[index]
-        card.write_text(ADAPTER_CARD.format(rank=own.r, base=own.base_model_name_or_path), encoding="utf-8")
-    policy.tokenizer.save_pretrained(folder)
+        loader = auto_class("causal" if policy.mask_id is None else "masked", policy.causal_lm.config).__name__
+        told = ADAPTER_CARD.format(rank=own.r, base=own.base_model_name_or_path, loader=loader)
+        card.write_text(told, encoding="utf-8")
+    policy.save_tokenizer(folder)
 
 
 def save_checkpoint(
@@ -257,4 +262,4 @@ def _save(policy: Policy, weights: Mapping[str, Tensor], aside: Path) -> None:
     own = {name: weight for name, weight in weights.items() if ".lora_" not in name}
     plain = {name.removeprefix(WRAPPED).replace(".base_layer.", "."): weight for name, weight in own.items()}
     policy.causal_lm.save_pretrained(aside, state_dict=plain)
-    policy.tokenizer.save_pretrained(aside)
+    policy.save_tokenizer(aside)

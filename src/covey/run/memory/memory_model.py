@@ -113,8 +113,9 @@ def trained_weights(shape: Shape, load: Workload) -> int:
 def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
     """Return the bytes that stay on a GPU, by purpose."""
     trained, each = trained_weights(shape, load), load.whole_bytes
+    beside = shape.beside * (load.value_bytes if load.lora_rank else each)
     kept = {
-        "weights": _frozen_bytes(shape, load) + each * trained,
+        "weights": _frozen_bytes(shape, load) + each * trained + beside,
         "reference": _reference_bytes(shape, load) if load.has_reference else 0,
         "gradients": each * trained,
         "optimizer": optimizer_bytes(load.optimizer, trained, each * trained),
@@ -127,7 +128,7 @@ def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
 def _reference_bytes(shape: Shape, load: Workload) -> int:
     """Return a frozen reference's bytes, none under adapters alone."""
     if load.reference is None:
-        return 0 if load.lora_rank else load.whole_bytes * shape.weights
+        return 0 if load.lora_rank else load.whole_bytes * (shape.weights + shape.beside)
     return _frozen_bytes(load.reference, load) or load.whole_bytes * load.reference.weights
 
 

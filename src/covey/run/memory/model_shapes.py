@@ -41,7 +41,7 @@ class Shape:
     """
 
     weights: int
-    """All of them, those of a tied head once."""
+    """All that text meets, those of a tied head once."""
     layers: tuple[Layer, ...]
     depth: int
     hidden: int
@@ -54,6 +54,8 @@ class Shape:
     """Query heads of a layer."""
     has_head_norms: bool = False
     """Queries and keys are normalised head by head."""
+    beside: int = 0
+    """Weights that text never meets, as a tower for pictures has them: frozen."""
     has_kernels: bool = False
     """Norms and gates are of classes that kernels of covey's or Liger's compute."""
 
@@ -89,10 +91,11 @@ def shape_of(model: ModelConfig) -> Shape | None:
     if config is None:
         return None
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    from covey.policy.models.text_part import auto_class
 
     # On the meta device no weight is allocated
-    make = AutoModelForCausalLM if model.kind == "causal" else AutoModelForMaskedLM
+    make = auto_class(model.kind, config)
     try:
         with torch.device("meta"):
             return count_shape(make.from_config(config))
@@ -104,18 +107,21 @@ def shape_of(model: ModelConfig) -> Shape | None:
 def count_shape(model: "PreTrainedModel") -> Shape:
     """Count a model's layers and widths, with or without storage."""
     from covey.policy.kernels.layers import compiled_class
+    from covey.policy.models.text_part import beside_text
 
     text = model.config.get_text_config()
     values: Mapping[str, Any] = text.to_dict()
     # Widths of attention: from the projections where they have the usual names, else from the configuration
-    layers = tuple(_layers(model))
+    beside = beside_text(model)
+    layers = tuple(layer for layer in _layers(model) if f"{layer.name}.weight" not in beside)
     heads = text.num_attention_heads
     head_width = values.get("head_dim") or text.hidden_size // heads
     keys_and_values = [x.outputs for x in layers if x.name.rpartition(".")[2] in ("k_proj", "v_proj")]
     of_config = 2 * text.num_hidden_layers * head_width * (values.get("num_key_value_heads") or heads)
     expert_width = values.get("moe_intermediate_size") or values.get("intermediate_size") or 0
     return Shape(
-        weights=sum(parameter.numel() for parameter in model.parameters()),
+        weights=sum(weight.numel() for name, weight in model.named_parameters() if name not in beside),
+        beside=sum(model.get_parameter(name).numel() for name in beside),
         layers=layers,
         depth=text.num_hidden_layers,
         hidden=text.hidden_size,

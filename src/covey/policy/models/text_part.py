@@ -1,0 +1,95 @@
+"""Train the text of a model of text and pictures: the rest is frozen, and all is saved as it came."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+TEMPLATE = "chat_template.json"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", TEMPLATE)
+"""Files that a processor of pictures reads beside the tokenizer's."""
+
+
+def auto_class(kind: str, config: "PreTrainedConfig | None" = None) -> Any:
+    """Return transformers' loader of the class that a model was saved as.
+
+    A configuration of text and pictures may belong to the whole model, or to its text part alone.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForMultimodalLM
+
+    if kind == "masked":
+        return AutoModelForMaskedLM
+    whole, text = AutoModelForMultimodalLM._model_mapping, AutoModelForCausalLM._model_mapping
+    if config is None or type(config) not in whole or config.is_encoder_decoder:
+        return AutoModelForCausalLM
+    is_whole = type(config) not in text or whole[type(config)].__name__ in (config.architectures or ())
+    return AutoModelForMultimodalLM if is_whole else AutoModelForCausalLM
+
+
+def is_composite(model: "PreTrainedModel") -> bool:
+    """Return True for a model of more than text."""
+    return model.config.get_text_config(decoder=True) is not model.config
+
+
+def beside_text(model: "PreTrainedModel") -> frozenset[str]:
+    """Name the weights that text never meets: those of towers and projectors."""
+    if not is_composite(model):
+        return frozenset()
+    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    own = {id(weight) for part in parts if part is not None for weight in part.parameters()}
+    inner = {id(weight) for weight in model.base_model.parameters()}
+    return frozenset(name for name, weight in model.named_parameters() if id(weight) in inner - own)
+
+
+def read_processor(name: str, revision: str | None, files: Sequence[str] = PROCESSOR_FILES) -> Mapping[str, bytes]:
+    """Read a processor's files from a folder or the hub."""
+    from transformers.utils.hub import cached_file
+
+    found = {}
+    for file in files:
+        with suppress(OSError):  # a name that is none, as of a model in memory
+            path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+            found |= {} if path is None else {file: Path(path).read_bytes()}
+    return found
+
+
+def hear_text(
+    tokenizer: "PreTrainedTokenizerBase", name: str = "", revision: str | None = None
+) -> "PreTrainedTokenizerBase":
+    """Let the tokenizer's chat template, else that of the processor of `name`, read strings.
+
+    Some templates of models of pictures read lists of parts alone, and would leave a string out without a word.
+    """
+    if tokenizer.chat_template is None and name and (found := read_processor(name, revision, (TEMPLATE,))):
+        tokenizer.chat_template = json.loads(found[TEMPLATE])["chat_template"]
+    template = tokenizer.chat_template
+    if isinstance(template, str) and not _is_heard(tokenizer, SECRET) and _is_heard(tokenizer, [_part(SECRET)]):
+        tokenizer.chat_template = IN_PARTS + template
+    return tokenizer
+
+
+def _is_heard(tokenizer: "PreTrainedTokenizerBase", content: object) -> bool:
+    try:
+        return SECRET in tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+    except Exception:  # a foreign program
+        return False
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+SECRET = "h8n3k5"
+"""A word that no template writes of itself."""
+IN_PARTS = (
+    "{%- set heard = namespace(messages=[]) -%}{%- for message in messages -%}{%- if message['content'] is string -%}"
+    "{%- set parts = [{'type': 'text', 'text': message['content']}] -%}"
+    "{%- set heard.messages = heard.messages + [dict(message, content=parts)] -%}"
+    "{%- else -%}{%- set heard.messages = heard.messages + [message] -%}{%- endif -%}{%- endfor -%}"
+    "{%- set messages = heard.messages -%}"
+)
+"""The beginning of a template that makes parts of strings."""
