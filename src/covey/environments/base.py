@@ -347,7 +347,7 @@ def text_of(message: Message) -> str:
 
 
 def with_content(message: Message) -> dict[str, Any]:
-    """Return a message with content, parts of text as one text, which many templates require."""
+    """Return a message with text as content, which many templates require."""
     content = message.get("content", "")
     is_text = content is None or (isinstance(content, list | tuple) and is_message(message))
     return {**message, "content": text_of(message) if is_text else content}

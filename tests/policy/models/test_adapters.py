@@ -11,8 +11,11 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+from benchmarks.checks.architecture_configs import tiny_config
 from covey.engine.native.engine import NativeEngine
+from covey.policy.models.adapters import add_adapters
 from covey.policy.models.loading import load_policy, policy_in_memory
 from covey.policy.plain import plain_model, rollout_logprobs
 from covey.policy.policy import Policy, is_adapted
@@ -216,3 +219,46 @@ def test_adapters_in_half_precision_keep_no_copy_in_float32_and_compute_the_same
         make_trainer(policy, optimizer=SGD).step(byte_batch(), 0)
         gradients.append(weights(policy))
     assert same(*gradients)
+
+
+ROUTERS = {"llama4_text": 2, "phimoe": 2}
+"""Layers that are linear by class alone, by architecture."""
+
+
+@pytest.mark.parametrize(
+    ("name", "linear", "stacks"),
+    [
+        ("deepseek_v3", 16, 2),
+        ("qwen3_next", 15, 4),
+        ("qwen3_5_moe_text", 17, 4),
+        ("qwen3_moe", 8, 4),
+        ("qwen2_moe", 16, 4),
+        ("glm4_moe", 14, 2),
+        ("llama4_text", 16, 4),
+        ("phimoe", 10, 4),
+        ("gpt_oss", 8, 4),
+        ("jetmoe", 6, 8),
+    ],
+)
+def test_adapters_reach_every_linear_layer_and_all_experts(name: str, linear: int, stacks: int, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model = AutoModelForCausalLM.from_config(tiny_config(name))
+    plain = {known: weight.clone() for known, weight in model.state_dict().items()}
+    layers = {known for known, layer in model.named_modules() if isinstance(layer, nn.Linear)} - {"lm_head"}
+    adapted = add_adapters(model, ModelConfig(name=name, lora_rank=2), seed=0)
+    with torch.no_grad():
+        for known, weight in adapted.named_parameters():
+            weight.normal_(0.0, 0.1) if ".lora_B." in known else None
+    held = [known.partition(".lora_A.")[0] for known, _ in adapted.named_parameters() if ".lora_A." in known]
+    found = {known.removeprefix("base_model.model.") for known in held}
+    assert len(layers) == linear
+    assert len(layers - found) == ROUTERS.get(name, 0)
+    assert len(found - layers) == stacks
+    # Read by peft alone, they say the same
+    adapted.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_config(tiny_config(name))
+    again.load_state_dict(plain)
+    ids = torch.arange(5, 17)[None]
+    expected = adapted.eval()(input_ids=ids).logits
+    assert torch.equal(PeftModel.from_pretrained(again, tmp_path).eval()(input_ids=ids).logits, expected)

@@ -35,9 +35,7 @@ def read_back(folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", sorted(TOWERS))
-def test_a_folder_of_text_and_pictures_trains_its_text_and_is_saved_as_the_class_it_came_as(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_folder_of_text_and_pictures_trains_its_text_and_keeps_its_class(name: str, tmp_path: Path) -> None:
     policy = load_policy(ModelConfig(name=str(composite_folder(name, tmp_path / "given")), device="cpu"))
     kind, own = type(policy.causal_lm).__name__, trained(policy)
     assert policy.path == ("fast" if name in FAST else policy.path)

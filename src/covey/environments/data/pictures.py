@@ -11,7 +11,7 @@ FILE = re.compile(r"data:(image|video|audio)/|\S+\.(png|jpe?g|webp|gif|bmp|tiff?
 
 
 def picture_in(row: Mapping[str, Any]) -> str:
-    """Describe what in a row is no text, and where, "" for text alone.
+    """Describe a picture in a row, "" for text alone.
 
     >>> picture_in({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "a fox"})
     "a part of type image in message 1 of column 'prompt'"
@@ -35,7 +35,7 @@ def _part_in(value: object) -> str:
 
 
 def _kind(part: object) -> str:
-    """Return the kind of a part that is no text; tables give absent keys as null."""
+    """Return a part's kind, "" for text; null keys are absent."""
     if not isinstance(part, Mapping):
         return "image" if _is_picture(part) else ""
     said = [str(part.get("type") or ""), *(str(key) for key, value in part.items() if value is not None)]
@@ -43,7 +43,7 @@ def _kind(part: object) -> str:
 
 
 def _is_picture(value: object) -> bool:
-    """Return True for pictures of PIL, and for files as tables hold them."""
+    """Return True for pictures of PIL, and for files in tables."""
     if isinstance(value, list | tuple):
         return any(map(_is_picture, value))
     if isinstance(value, Mapping):

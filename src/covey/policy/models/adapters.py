@@ -62,7 +62,10 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Yield all linear layers but the head, and those that are linear by class alone: Llama 4's routers."""
+    """Yield the linear layers but the head.
+
+    Llama 4's routers are linear by class alone.
+    """
     head, config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
     for name, layer in model.named_modules():
         is_read_past = config.model_type in FUSED and name.endswith(".out_proj")
@@ -83,9 +86,9 @@ def _is_stack(weight: torch.Tensor | None) -> bool:
 
 
 def _taken_for_experts(model: PreTrainedModel, linear: Sequence[str]) -> set[str]:
-    """Return layers that peft would take for experts of old files, by their last name.
+    """Name layers that peft takes for experts of old files.
 
-    Dense layers and shared experts then get no adapter; as parameters they are found by their own names.
+    It goes by their last name. Dense layers and shared experts would get no adapter; as parameters they are found.
     """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -94,7 +97,7 @@ def _taken_for_experts(model: PreTrainedModel, linear: Sequence[str]) -> set[str
         config = LoraConfig(target_modules=[last])
         with suppress(ValueError):  # one of two that old files held together
             convert_peft_config_for_transformers(config, model, None)
-            return config.target_modules == {last}
+            return last in (config.target_modules or ())
         return False
 
     kept = {last: is_kept(last) for last in {name.rpartition(".")[2] for name in linear}}

@@ -1,4 +1,7 @@
-"""Train the text of a model of text and pictures: the rest is frozen, and all is saved as it came."""
+"""Train the text of models that also read pictures.
+
+The rest is frozen, and the whole is saved as the class it came as.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +26,8 @@ def auto_class(kind: str, config: "PreTrainedConfig | None" = None) -> Any:
 
     if kind == "masked":
         return AutoModelForMaskedLM
-    whole, text = AutoModelForMultimodalLM._model_mapping, AutoModelForCausalLM._model_mapping
+    whole: Any = AutoModelForMultimodalLM._model_mapping
+    text: Any = AutoModelForCausalLM._model_mapping
     if config is None or type(config) not in whole or config.is_encoder_decoder:
         return AutoModelForCausalLM
     is_whole = type(config) not in text or whole[type(config)].__name__ in (config.architectures or ())
@@ -49,7 +53,7 @@ def read_processor(name: str, revision: str | None, files: Sequence[str] = PROCE
     """Read a processor's files from a folder or the hub."""
     from transformers.utils.hub import cached_file
 
-    found = {}
+    found: dict[str, bytes] = {}
     for file in files:
         with suppress(OSError):  # a name that is none, as of a model in memory
             path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
@@ -60,9 +64,10 @@ def read_processor(name: str, revision: str | None, files: Sequence[str] = PROCE
 def hear_text(
     tokenizer: "PreTrainedTokenizerBase", name: str = "", revision: str | None = None
 ) -> "PreTrainedTokenizerBase":
-    """Let the tokenizer's chat template, else that of the processor of `name`, read strings.
+    """Let the tokenizer's chat template read strings.
 
-    Some templates of models of pictures read lists of parts alone, and would leave a string out without a word.
+    Without one, the template of the processor of `name` is taken. Some read lists of parts alone, and would leave a
+    string out without a word.
     """
     if tokenizer.chat_template is None and name and (found := read_processor(name, revision, (TEMPLATE,))):
         tokenizer.chat_template = json.loads(found[TEMPLATE])["chat_template"]
@@ -73,8 +78,9 @@ def hear_text(
 
 
 def _is_heard(tokenizer: "PreTrainedTokenizerBase", content: object) -> bool:
+    messages: list[Any] = [{"role": "user", "content": content}]
     try:
-        return SECRET in tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        return SECRET in tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # a foreign program
         return False
 
