@@ -24,6 +24,7 @@ from covey.policy.attention.forked import GENERAL, forked_layout
 from covey.policy.attention.packed import StreamSegment, packed_layout, places_of
 from covey.policy.attention.varlen import varlen_layout
 from covey.policy.policy import to_device
+from covey.policy.recurrence.base import stream_layout
 from covey.types import Rollout
 
 
@@ -229,7 +230,8 @@ def whole_layout(part: Part) -> Stream:
 
 def make_layout(segments: Sequence[StreamSegment], device: torch.device, attention: str) -> Layout:
     """Make the layout of a packed stream."""
-    return ATTENTIONS[attention](segments, device)
+    layout = ATTENTIONS[attention](segments, device)
+    return layout if attention in GENERAL else stream_layout(layout, segments)
 
 
 def padded_layout(part: Part) -> Stream:

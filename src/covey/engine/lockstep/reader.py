@@ -20,15 +20,15 @@ from covey.policy.policy import Policy, to_device
 class StateShape(CacheShape):
     """The cached bytes of a row, in slots of a token's size."""
 
-    caching: Caching
+    caching: Caching = Caching()
 
     @property
     def slot_bytes(self) -> int:
         return max(1, self.caching.token_bytes)
 
     @property
-    def state_slots(self) -> int:
-        return -(-self.caching.state_bytes // self.slot_bytes)
+    def state_bytes(self) -> int:
+        return self.caching.state_bytes
 
     def max_slots(self, cache_bytes: int) -> int:
         """Return the slots within the budget."""
@@ -37,7 +37,7 @@ class StateShape(CacheShape):
 
 def state_shape(policy: Policy) -> StateShape:
     """Return the sizes of the policy's own cache."""
-    return StateShape((), policy.precision, policy.device, policy.caching or probe_caching(policy))
+    return StateShape((), policy.precision, policy.device, caching=policy.caching or probe_caching(policy))
 
 
 class Reader:

@@ -1,8 +1,9 @@
-"""Keys and values of prompts, rows and idle sessions, within a budget.
+"""Keys, values and states of prompts, rows and idle sessions, within a budget.
 
 Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
 """
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from covey.engine.native.rows import DecodeRow
 from covey.engine.native.scheduler import Move
 from covey.engine.settings import cache_budget
 from covey.policy.policy import to_device
+from covey.policy.recurrence.base import States
 
 MIN_GROWTH = 16
 """Slots by which rows grow at least."""
@@ -34,11 +36,27 @@ def free_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The cached tensors of one layer, per token."""
+    """The cached tensors of one layer, per token; a layer without attention has no heads."""
 
     num_heads: int
     key_width: int
     value_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShape:
+    """A tensor that each holder has besides, however long its text."""
+
+    place: int
+    """Number of the layer among those with a state."""
+    is_input: bool
+    """Whether these are the newest inputs of a convolution; else the state of a recurrence."""
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +66,27 @@ class CacheShape:
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
     device: torch.device
+    held: tuple[HeldShape, ...] = ()
 
     @property
     def slot_bytes(self) -> int:
-        return self.dtype.itemsize * sum(
-            layer.num_heads * (layer.key_width + layer.value_width) for layer in self.layers
-        )
+        """Return the bytes of a token; where there are none, all is counted in bytes."""
+        return max(1, self.dtype.itemsize * sum(each.num_heads * (each.key_width + each.value_width) for each in self.layers))
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a holder's states."""
+        return sum(held.num_bytes for held in self.held)
+
+    @property
+    def state_slots(self) -> int:
+        """Return the slots that a holder's states take."""
+        return -(-self.state_bytes // self.slot_bytes)
 
     def max_slots(self, cache_bytes: int) -> int:
         """Return the slots within the budget, even during a resize."""
-        widest = max(layer.num_heads * max(layer.key_width, layer.value_width) for layer in self.layers)
-        return cache_bytes // (self.slot_bytes + self.dtype.itemsize * widest)
+        widths = [layer.num_heads * max(layer.key_width, layer.value_width) for layer in self.layers]
+        return cache_bytes // (self.slot_bytes + self.dtype.itemsize * max(widths, default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +110,19 @@ class CacheBlock:
         self.keys = [self._empty(layer.num_heads, layer.key_width) for layer in shape.layers]
         """Keys by layer, (holders, K, length, D)."""
         self.values = [self._empty(layer.num_heads, layer.value_width) for layer in shape.layers]
+        self.held = [self._empty_held(held) for held in shape.held]
+        """What each holder has besides, (holders, ...)."""
 
     @property
     def num_slots(self) -> int:
-        return self.num_holders * self.length
+        return count_slots(self.shape, self.num_holders, self.length)
+
+    def states(self, read_S: Tensor, write_S: Tensor) -> States:
+        """Return the states of layers, read and written by these holders."""
+        by_place: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
+        for held, tensor in zip(self.shape.held, self.held, strict=True):
+            by_place[held.is_input][held.place] = tensor
+        return States(by_place[True], by_place[False], read_S, write_S)
 
     def resize(self, num_holders: int, length: int) -> int:
         """Resize tensor by tensor, keeping the overlap; return the peak in bytes."""
@@ -102,13 +139,21 @@ class CacheBlock:
                 new[:holders, :, kept:] = 0.0
                 new[holders:] = 0.0
                 tensors[layer] = new
+        for index, shape in enumerate(self.shape.held):
+            old, new = self.held[index], self._empty_held(shape)
+            most = max(most, held + new.nbytes)
+            held += new.nbytes - old.nbytes
+            new[:holders], new[holders:] = old[:holders], 0.0
+            self.held[index] = new
         return most
 
     def move(self, moves: Sequence[Move], length: int) -> None:
         """Copy the first `length` slots of holders to disjoint ones."""
-        if not moves or length == 0:
+        if not moves:
             return
         pairs = to_device(moves, self.shape.device)
+        for tensor in self.held:
+            tensor[pairs[:, 1]] = tensor[pairs[:, 0]]
         for tensor in (*self.keys, *self.values):
             used = tensor[:, :, :length]
             used[pairs[:, 1]] = used[pairs[:, 0]]
@@ -119,11 +164,26 @@ class CacheBlock:
         block.num_holders, block.length = 1, self.length
         block.keys = [tensor[holder : holder + 1] for tensor in self.keys]
         block.values = [tensor[holder : holder + 1] for tensor in self.values]
+        block.held = [tensor[holder : holder + 1] for tensor in self.held]
         return block
+
+    def begin_as(self, prompts: "CacheBlock", prompt_R: Sequence[int], first: int) -> None:
+        """Give holders from `first` on the states after their prompts."""
+        source_R = to_device(prompt_R, self.shape.device) if self.held else None
+        for own, shared in zip(self.held, prompts.held, strict=True):
+            own[first : first + len(prompt_R)] = shared[source_R]
 
     def _empty(self, num_heads: int, width: int) -> Tensor:
         size = (self.num_holders, num_heads, self.length, width)
         return torch.empty(size, dtype=self.shape.dtype, device=self.shape.device)
+
+    def _empty_held(self, held: HeldShape) -> Tensor:
+        return torch.empty((self.num_holders, *held.size), dtype=held.dtype, device=self.shape.device)
+
+
+def count_slots(shape: CacheShape, num_holders: int, length: int) -> int:
+    """Count the slots of holders, their states included."""
+    return num_holders * (length + shape.state_slots)
 
 
 class Cache:
@@ -136,8 +196,8 @@ class Cache:
         self._growth = growth
         self.prompts = CacheBlock(shape)
         self.rows = CacheBlock(shape)
-        self.kept: dict[DecodeRow, list[Tensor]] = {}
-        """Keys, then values, by layer, (K, slots, D) each, of a session's own tokens."""
+        self.kept: dict[DecodeRow, tuple[int, list[Tensor], list[Tensor]]] = {}
+        """Number of a session's own tokens, their keys, then values, by layer, (K, slots, D) each, and its states."""
         self.kept_slots = 0
         """Slots of all of them."""
         self.peak_bytes = 0
@@ -159,24 +219,26 @@ class Cache:
         return alone
 
     def keep(self, row: DecodeRow, slot: int, first: int, length: int) -> None:
-        """Copy `length` of a row's slots, from `first` on."""
+        """Copy `length` of a row's slots, from `first` on, and its states."""
         tensors = (*self.rows.keys, *self.rows.values)
-        self.kept[row] = [tensor[slot, :, first : first + length].clone() for tensor in tensors]
-        self.kept_slots += length
+        own = [tensor[slot, :, first : first + length].clone() for tensor in tensors]
+        self.kept[row] = length, own, [tensor[slot].clone() for tensor in self.rows.held]
+        self.kept_slots += length + self.shape.state_slots
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
     def put_back(self, row: DecodeRow, slot: int, first: int) -> None:
-        """Restore a row's kept slots from `first` on."""
-        tensors = self.kept.pop(row)
-        length = tensors[0].shape[1]
-        self.kept_slots -= length
-        for target, source in zip((*self.rows.keys, *self.rows.values), tensors, strict=True):
+        """Restore a row's kept slots from `first` on, and its states."""
+        length, own, held = self.kept.pop(row)
+        self.kept_slots -= length + self.shape.state_slots
+        for target, source in zip((*self.rows.keys, *self.rows.values), own, strict=True):
             target[slot, :, first : first + length] = source
+        for target, source in zip(self.rows.held, held, strict=True):
+            target[slot] = source
 
     def keep_only(self, rows: Container[DecodeRow]) -> None:
         """Drop kept slots of other rows."""
-        self.kept = {row: tensors for row, tensors in self.kept.items() if row in rows}
-        self.kept_slots = sum(tensors[0].shape[1] for tensors in self.kept.values())
+        self.kept = {row: kept for row, kept in self.kept.items() if row in rows}
+        self.kept_slots = sum(length + self.shape.state_slots for length, _, _ in self.kept.values())
 
     def fit(self, need: CacheNeed) -> None:
         """Make room for `need`, giving up idle holders if necessary."""
@@ -184,10 +246,10 @@ class Cache:
         longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
         rows = _fit_rectangle(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
         room = self.max_slots - self.kept_slots
-        if prompts[0] * prompts[1] + rows[0] * rows[1] > room:
+        if self._count(prompts, rows) > room:
             # At most what was reserved, which fits.
             prompts, rows = (need.num_groups, need.longest_prompt), (need.num_rows, min(rows[1], need.reserved))
-        assert prompts[0] * prompts[1] + rows[0] * rows[1] <= room, f"{need} exceeds {room} of {self.max_slots} slots"
+        assert self._count(prompts, rows) <= room, f"{need} exceeds {room} of {self.max_slots} slots"
         self._resize(prompts, rows)
 
     def shrink(self, need: CacheNeed) -> None:
@@ -200,10 +262,13 @@ class Cache:
         for block in (self.prompts, self.rows):
             block.resize(0, 0)
 
+    def _count(self, *rectangles: tuple[int, int]) -> int:
+        return sum(count_slots(self.shape, *size) for size in rectangles)
+
     def _resize(self, prompts: tuple[int, int], rows: tuple[int, int]) -> None:
         blocks = [(self.prompts, prompts), (self.rows, rows)]
         # Blocks that shrink go first, so that the sum stays within the budget in between.
-        for block, size in sorted(blocks, key=lambda pair: pair[1][0] * pair[1][1] - pair[0].num_slots):
+        for block, size in sorted(blocks, key=lambda pair: self._count(pair[1]) - pair[0].num_slots):
             if size != (block.num_holders, block.length):
                 others = self.num_bytes - block.num_slots * self.shape.slot_bytes
                 self.peak_bytes = max(self.peak_bytes, others + block.resize(*size))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.cache import Cache, CacheBlock, CacheShape
-from covey.engine.native.layouts import Grid, PrefillLayout
+from covey.engine.native.layouts import Grid, PrefillLayout, forest_in
 from covey.engine.native.panels import SOURCE, has_half
 from covey.policy import sampling
 from covey.policy.attention.base import Rule
@@ -75,6 +75,7 @@ class CompiledDecodeLayout:
 
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
         self._cache = cache
+        self.forest = forest_in(cache.rows, 0, [1] * len(length_R), begins=False)
         self._own_R = length_R - 1
         self._grid = grid
         self.position_R = grid.length_R + self._own_R
@@ -146,10 +147,10 @@ def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> 
         return False
     # Heads of every layer must be known to the kernels
     tensors = [(shape.dtype, shape.device.type)]
-    widths = [(layer.key_width, layer.value_width) for layer in shape.layers]
+    widths = [(layer.key_width, layer.value_width) for layer in shape.layers if layer.num_heads]
     is_plain = all(rule.is_plain for rule in rules)
     reasons = [unsupported_reason(kernel, tensors, widths, is_plain=is_plain) for kernel in ("attention", "decode")]
-    if len(set(widths)) != 1 or any(reasons):
+    if len(set(widths)) > 1 or any(reasons):
         return False
     # Products of bfloat16 in C need instructions for them
     return shape.dtype != torch.bfloat16 or has_half()

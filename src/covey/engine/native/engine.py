@@ -73,10 +73,10 @@ class NativeEngine:
         self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
         fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
         self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
-        self._is_graph = graph.is_wanted(policy)
+        self._is_graph = graph.is_wanted(policy) and not self._shape.held
 
     def _capacity(self, max_rows: int, max_slots: int) -> Capacity:
-        return Capacity(max_rows, max_slots, rows_hold_prompts=self._is_graph)
+        return Capacity(max_rows, max_slots, rows_hold_prompts=self._is_graph, state_slots=self._shape.state_slots)
 
     def watched_by(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Cache, CacheBlock, CacheShape, LayerShape
+from covey.engine.native.cache import Cache, CacheBlock, CacheShape, HeldShape, LayerShape
 from covey.policy.attention.base import (
     DENSE,
     Rule,
@@ -26,15 +26,38 @@ from covey.policy.attention.base import (
     without_sink,
 )
 from covey.policy.policy import to_device
+from covey.policy.recurrence.base import Convolution, Forest, Operations, Recurrence
+
+NO_HEADS = LayerShape(0, 0, 0)
 
 
 @dataclass(slots=True)
 class ProbeLayout:
-    """Records a model's cached shapes in a pass over any stream."""
+    """Records a model's cached shapes in a pass over one token."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
     rules: dict[int, Rule] = field(default_factory=dict)
+    held: dict[tuple[int, bool], HeldShape] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+
+    @property
+    def forest(self) -> "ProbeLayout":
+        return self
+
+    def convolve(self, place: int, given: Convolution, operations: Operations) -> Tensor:
+        width = given.weight_CW.shape[1] - 1
+        self._note(HeldShape(place, True, (width, given.x_TC.shape[1]), given.x_TC.dtype))
+        return ONE_TOKEN.convolve(place, given, operations)
+
+    def recur(self, place: int, given: Recurrence, operations: Operations) -> Tensor:
+        _, num_heads, width = given.value_THP.shape
+        self._note(HeldShape(place, False, (num_heads, given.key_TKN.shape[2], width), torch.float32))
+        return ONE_TOKEN.recur(place, given, operations)
+
+    def _note(self, held: HeldShape) -> None:
+        if (held.place, held.is_input) in self.held:
+            raise ValueError(f"engine=native needs one state of a kind in every layer, the {held.place}th has another")
+        self.held[held.place, held.is_input] = held
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         if layer in self.layers:
@@ -46,7 +69,20 @@ class ProbeLayout:
         return DENSE.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
 
     def shape(self, device: torch.device) -> CacheShape:
-        return CacheShape(tuple(self.layers[layer] for layer in sorted(self.layers)), self.dtype, device)
+        """Return the shapes by layer, those without attention included."""
+        layers = tuple(self.layers.get(layer, NO_HEADS) for layer in range(max(self.layers, default=-1) + 1))
+        return CacheShape(layers, self.dtype, device, tuple(self.held[key] for key in sorted(self.held)))
+
+
+ONE_TOKEN = Forest(torch.tensor([[0, 1, -1]]))
+
+
+def forest_in(block: CacheBlock, first: int, lengths: Sequence[int], *, begins: bool) -> Forest:
+    """Return stretches of holders from `first` on, after their states or, as texts begin, after none."""
+    length_N = torch.tensor(lengths)
+    rows_N3 = torch.stack((length_N.cumsum(0) - length_N, length_N, torch.full_like(length_N, -1)), dim=1)
+    write_N = torch.arange(first, first + len(lengths))
+    return Forest(rows_N3, block.states(torch.full_like(write_N, -1) if begins else write_N, write_N))
 
 
 class PrefillLayout:
@@ -57,6 +93,7 @@ class PrefillLayout:
         length_N = to_device(lengths, device)
         self._block = block
         self._first = first
+        self.forest = forest_in(block, first, lengths, begins=True)
         self._num_prompts, self._longest = len(lengths), max(lengths)
         self.end_N = length_N.cumsum(0) - 1
         """Last token of each prompt in the stream."""
@@ -106,6 +143,7 @@ class ExtendLayout:
         device = cache.shape.device
         lengths = [end - start for start, end in stretches]
         self._cache, self._here = cache, slice(first, first + len(lengths))
+        self.forest = forest_in(cache.rows, first, lengths, begins=False)
         self._group_N, prompt_N, start_N, length_N = to_device(
             [[*group_of_row], [*prompt_lengths], [start for start, _ in stretches], lengths], device
         )
@@ -210,6 +248,7 @@ class DecodeLayout:
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
         """Take `length_R`, own tokens with this one, from `shortest` to `longest`."""
         self._cache = cache
+        self.forest = forest_in(cache.rows, 0, [1] * len(length_R), begins=False)
         self._grid = grid
         self._own_R = length_R - 1
         """Own tokens before this one, so also the slot this one is written to."""

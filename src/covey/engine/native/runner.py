@@ -123,7 +123,7 @@ class Runner:
         """Keep the tokens of waiting sessions, if there is room."""
         for slot, row in over:
             row.kept, row.read = 0, row.num_own - 1
-            room = self.cache.max_slots - row.read
+            room = self.cache.max_slots - row.read - self.cache.shape.state_slots
             if self.cache.num_slots > room:
                 self._shrink(scheduler)
             # Who has rested longest gives way
@@ -155,7 +155,8 @@ class Runner:
         return row.num_own - 1 + len(row.request.prompt_ids) * self.holds_prompts
 
     def _place_prompts(self, scheduler: Scheduler, first: int) -> None:
-        """Copy prompts to rows from slot `first` on, if needed."""
+        """Give rows from slot `first` on what their prompts left: states."""
+        self.cache.rows.begin_as(self.cache.prompts, [row.request.slot for row in scheduler.rows[first:]], first)
 
     def _resume(self, scheduler: Scheduler, first: int, num_rows: int) -> Tensor:
         """Read rows' unread tokens from slot `first` on; return logits (N, V)."""
@@ -258,27 +259,18 @@ def cache_shape(policy: Policy) -> CacheShape:
 
 @torch.no_grad()
 def detect_capabilities(policy: Policy) -> ProbeLayout:
-    """Return the layers' cached shapes and attention rules.
-
-    ValueError where a layer has a state of another kind, which this engine would lose.
-    """
+    """Return the layers' cached shapes and attention rules."""
     layout = ProbeLayout()
     zero_11 = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
     with inference(policy.model), without_compiling():
         policy.logits(zero_11, zero_11, layout, zero_11[0])
-    num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
-    if len(layout.layers) != num_layers:
-        name = type(policy.causal_lm).__name__
-        raise ValueError(
-            f"engine=native needs attention in every layer, {name} has it in {len(layout.layers)} of {num_layers}"
-        )
     return layout
 
 
 def _need(scheduler: Scheduler) -> CacheNeed:
     return CacheNeed(
         num_groups=len(scheduler.groups),
-        longest_prompt=scheduler.longest_prompt,
+        longest_prompt=max((len(request.prompt_ids) for request in scheduler.groups), default=0),
         num_rows=len(scheduler.rows),
         longest_row=max((row.num_own for row in scheduler.rows), default=0),
         reserved=scheduler.longest_row,

@@ -33,16 +33,22 @@ class Capacity:
     """The same of sessions that read on."""
     rows_hold_prompts: bool = False
     """Whether each row has its prompt in its own slots, besides its group's."""
-    state_slots: int | None = None
-    """Slots of a state beside the tokens' of each prompt and row: idle sessions keep it, and their prompts."""
+    state_slots: int = 0
+    """Slots of a state beside the tokens' of each prompt and row."""
+    sessions_hold_prompts: bool = False
+    """Whether idle sessions keep their prompts, too."""
 
     def prompt_slots(self, request: SamplingRequest) -> int:
         """Count the slots of a prompt with its state."""
-        return len(request.prompt_ids) + (self.state_slots or 0)
+        return len(request.prompt_ids) + self.state_slots
 
     def kept_slots(self, row: DecodeRow) -> int:
         """Count the slots of an idle session."""
-        return row.kept + (0 if self.state_slots is None else self.prompt_slots(row.request))
+        return row.kept + self.state_slots + len(row.request.prompt_ids) * self.sessions_hold_prompts
+
+    def beside(self, prompt_slots: int) -> int:
+        """Count the slots of a row beside its own tokens."""
+        return prompt_slots if self.rows_hold_prompts else self.state_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ class Scheduler:
     @property
     def row_slots(self) -> int:
         """Return the slots that the longest row may need."""
-        return self.longest_row + self.longest_prompt * self.limits.rows_hold_prompts
+        return self.longest_row + self.limits.beside(self.longest_prompt)
 
     @property
     def most_needed(self) -> int:
@@ -289,14 +295,15 @@ class Scheduler:
     def _room(self, request: SamplingRequest, row_length: int) -> int:
         """Count the rows of a request that can enter now."""
         longest_prompt = max(self.longest_prompt, self.limits.prompt_slots(request))
-        longest_row = max(self.longest_row, row_length) + longest_prompt * self.limits.rows_hold_prompts
+        longest_row = max(self.longest_row, row_length) + self.limits.beside(longest_prompt)
         num_groups = len(self.groups) + (request.slot < 0)
         num_rows = (self.limits.max_slots - self.kept_slots - num_groups * longest_prompt) // longest_row
         return min(self.limits.max_rows, num_rows) - len(self.rows)
 
     def _alone(self, request: SamplingRequest, row_length: int) -> int:
         """Return the slots that one row needs alone."""
-        return self.limits.prompt_slots(request) * (1 + self.limits.rows_hold_prompts) + row_length
+        prompt_slots = self.limits.prompt_slots(request)
+        return prompt_slots + self.limits.beside(prompt_slots) + row_length
 
     def _refuse(self, request: SamplingRequest, row_length: int, max_tokens: int) -> None:
         needed = self._alone(request, row_length)

@@ -25,6 +25,7 @@ from covey.policy.attention.choice import choose_attention
 from covey.policy.kernels import adapted, linear
 from covey.policy.kernels.gpu import inductor, liger
 from covey.policy.kernels.layers import choose_kernels
+from covey.policy.kernels.support import unsupported_reason
 from covey.policy.models.adapters import (
     add_adapters,
     check_layers,
@@ -51,6 +52,8 @@ from covey.policy.models.text_part import beside_text, hear_text, is_composite, 
 from covey.policy.own import OwnModel
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
+from covey.policy.recurrence import compiled, mixers, plain
+from covey.policy.recurrence.base import Operations
 from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
 from covey.system.machine import silence_bitsandbytes
@@ -223,6 +226,8 @@ def _choose_layers(
     if liger.is_wanted(settings.kernels, precision, device):
         liger.use_liger(model, device, _compiles(settings, device))
     choose_kernels(model, settings.kernels, precision, device)
+    if settings.kind == "causal":
+        mixers.route(model, _operations(settings.kernels, precision, device))
     path: Literal["fast", "general"] = "fast" if model.config._attn_implementation == ATTENTION else "general"
     return Policy(
         model,
@@ -233,6 +238,12 @@ def _choose_layers(
         mask_id=_mask_id(settings, tokenizer),
         processor=read_processor(model.name_or_path or settings.name, settings.revision) if is_composite(model) else {},
     )
+
+
+def _operations(kernels: str, precision: torch.dtype, device: torch.device) -> Operations:
+    """Choose how layers with a state compute."""
+    in_c = kernels == "auto" and not unsupported_reason("recurrence", [(precision, device.type)])
+    return compiled if in_c else plain
 
 
 def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:

@@ -15,13 +15,15 @@ from covey.policy import sharding
 from covey.policy.attention.base import ATTENTION, DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.cache_probe import ERROR, HALF_ERROR, probe_caching
-from covey.policy.attention.packed import packed_layout, star
+from covey.policy.attention.packed import StreamSegment, packed_layout, star
 from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.models.general import DrawDetector, general_attention, helpful_packages, keep_evaluating, logits_error
 from covey.policy.models.mask_probe import configs_of, seeing_masks
 from covey.policy.models.text import ordinary_ids
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
+from covey.policy.recurrence.base import Forest, segment_rows, stream_layout
+from covey.policy.recurrence.mixers import is_routed, unroute
 
 LOGGER = logging.getLogger(__name__)
 NUM_TOKENS = 8
@@ -40,6 +42,7 @@ class Recorder:
     """Attention that notes the calling layers and their heads."""
 
     layout: Layout
+    forest: Forest
     layers: list[int] = field(default_factory=list)
     heads: set[Heads] = field(default_factory=set)
 
@@ -87,6 +90,7 @@ def detect_general(policy: Policy, reason: str) -> Policy:
     from transformers' alone.
     """
     model = policy.causal_lm
+    unroute(model)
     own = model.get_correct_attn_implementation(None)
     model.set_attn_implementation(own)
     for config in configs_of(model):  # some classes cannot be told, and make no mask for another's attention
@@ -118,7 +122,8 @@ def _detect_fast(policy: Policy) -> Policy:
     """
     model = policy.causal_lm
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
-    recorder = Recorder(layout)
+    rows = [StreamSegment(row * len(text), len(text)) for row, text in enumerate(_texts(policy))]
+    recorder = Recorder(layout, Forest(segment_rows(rows)))
     with inference(model), without_compiling():
         try:
             found = replace(policy, first_position=_first_position(policy, layout))
@@ -191,14 +196,15 @@ def _packages(policy: Policy) -> str:
 
 
 def _check_layers(policy: Policy, recorder: Recorder) -> None:
-    """Check that every layer attends once, as caches assume."""
+    """Check that every layer attends at most once, as caches assume."""
     kind, found = type(policy.causal_lm).__name__, len(set(recorder.layers))
     num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
-    if found == 0:
+    has_states = is_routed(policy.causal_lm)
+    if found == 0 and not has_states:
         raise ValueError(
             f"model.name needs attention that transformers lets others compute, {kind} has its own{LISTED}"
         )
-    if found != num_layers:
+    if found != num_layers and not has_states:
         raise ValueError(f"model.name needs attention in every layer, {kind} has it in {found} of {num_layers}{LISTED}")
     if len(recorder.layers) != found:
         times = f"{len(recorder.layers)} times in {num_layers}"
@@ -225,7 +231,8 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
     length = len(texts[0])
     place_T = torch.tensor([*range(length), *range(SHARED, length)], device=model.device)
     ids_1T = torch.tensor([[*texts[0], *texts[1][SHARED:]]], device=model.device)
-    packed = packed_layout(list(star(0, SHARED, (length - SHARED,) * 2)), model.device)
+    segments = list(star(0, SHARED, (length - SHARED,) * 2))
+    packed = stream_layout(packed_layout(segments, model.device), segments)
     packed_NV = policy.logits(ids_1T, place_T[None], packed)
     apart_NV = torch.cat([found_NV[:length], found_NV[length + SHARED :]])
     message = f"texts that are the same beside others, with positions of their own; {kind} changes them"

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from covey.policy.attention.base import DenseLayout, Layout
+from covey.policy.attention.base import DenseLayout, Layout, Rule
 from covey.policy.attention.packed import StreamSegment
 
 
@@ -143,3 +143,19 @@ def forest_of(layout: Layout, num_rows: int, num_tokens: int) -> AnyForest:
         return layout.forest
     assert isinstance(layout, DenseLayout), f"{type(layout).__name__} is for models without states"
     return Forest(segment_rows([StreamSegment(row * num_tokens, num_tokens) for row in range(num_rows)]))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLayout:
+    """Attention over a stream, and the segments for layers with a state."""
+
+    attention: Layout
+    forest: Forest
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        return self.attention.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
+
+
+def stream_layout(attention: Layout, segments: Sequence[StreamSegment]) -> StreamLayout:
+    """Return the layout of a stream of these segments."""
+    return StreamLayout(attention, Forest(segment_rows(segments)))

@@ -22,6 +22,8 @@ from torch.nn import functional as F
 from covey.policy.attention.base import DENSE
 from covey.policy.recurrence.base import Convolution, Operations, Recurrence, forest_of
 
+MARK = "_covey_mixer"
+"""Name among the globals of a bound forward pass."""
 SILU = ("silu", "swish")
 EPS = 1e-6
 """Added to the squared norm of queries and keys, in transformers as in flash-linear-attention."""
@@ -35,13 +37,18 @@ class Mixer:
     operations: Operations
 
     def convolve(
-        self, x_BCT: Tensor, weight_CW: Tensor, bias: Tensor | None = None, activation: str | None = None, **given: Any
+        self,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **given: Any,
     ) -> Tensor:
-        """Compute causal_conv1d_fn."""
+        """Compute causal_conv1d_fn, (B, C, T)."""
         if activation not in (None, *SILU):
             raise ValueError(f"model.name needs convolutions with silu or nothing behind them, got {activation}")
-        x_BTC = x_BCT.transpose(1, 2)
-        wanted = Convolution(x_BTC.flatten(0, 1), weight_CW, bias, activation is not None)
+        x_BTC = hidden_states.transpose(1, 2)
+        wanted = Convolution(x_BTC.flatten(0, 1), weight, bias, activation is not None)
         forest = forest_of(given.get("layout") or DENSE, *x_BTC.shape[:2])
         out_TC = forest.convolve(self.place, wanted, self.operations)
         return out_TC.view(x_BTC.shape).transpose(1, 2)
@@ -107,7 +114,8 @@ def route(model: nn.Module, operations: Operations) -> int:
         called = CALLED.intersection(forward.__code__.co_names) if isinstance(forward, FunctionType) else ()
         if called:
             mixer = Mixer(found, operations)
-            ours = {name: REPLACED[name](mixer, forward.__globals__[name]) for name in called}
+            ours: dict[str, Any] = {MARK: mixer}
+            ours |= {name: REPLACED[name](mixer, forward.__globals__[name]) for name in called}
             how = forward.__name__, forward.__defaults__, forward.__closure__
             bound = FunctionType(forward.__code__, forward.__globals__ | ours, *how)
             bound.__kwdefaults__ = forward.__kwdefaults__
@@ -118,10 +126,18 @@ def route(model: nn.Module, operations: Operations) -> int:
 
 def unroute(model: nn.Module) -> None:
     """Give the layers back their own forward pass."""
-    for module in model.modules():
-        bound = vars(module).get("forward")
-        if isinstance(bound, MethodType) and bound.__func__ is not inspect.unwrap(type(module).forward):
-            del module.forward
+    for module in filter(_is_bound, model.modules()):
+        del module.forward
+
+
+def is_routed(model: nn.Module) -> bool:
+    """Return True for a model with layers that `route` bound."""
+    return any(map(_is_bound, model.modules()))
+
+
+def _is_bound(module: nn.Module) -> bool:
+    forward = vars(module).get("forward")
+    return isinstance(forward, MethodType) and MARK in forward.__func__.__globals__
 
 
 def _nothing(*given: Any, **keywords: Any) -> None:
