@@ -206,6 +206,8 @@ def _check_layers(policy: Policy, recorder: Recorder) -> None:
         )
     if found != num_layers and not has_states:
         raise ValueError(f"model.name needs attention in every layer, {kind} has it in {found} of {num_layers}{LISTED}")
+    if has_states and not set(recorder.layers) <= set(range(num_layers)):
+        raise ValueError(f"model.name needs layers that are numbered, {kind} shares one for several{LISTED}")
     if len(recorder.layers) != found:
         times = f"{len(recorder.layers)} times in {num_layers}"
         raise ValueError(f"model.name needs attention once in every layer, {kind} has it {times}{LISTED}")
