@@ -16,9 +16,12 @@ from transformers import (
     Qwen3Config,
 )
 
+from benchmarks.checks.architecture_configs import tiny_config
 from covey.policy.attention.base import register
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.policy import Policy
+from covey.policy.recurrence import plain
+from covey.policy.recurrence.mixers import route
 from covey.policy.sampling import filtered_logprobs
 from covey.types import Completion, Sampling
 
@@ -61,7 +64,7 @@ def config_of(architecture: str) -> Any:
         "mistral-window": lambda: MistralConfig(**_rotary(sliding_window=WINDOW, head_dim=16)),
         "gpt2": lambda: GPT2Config(vocab_size=len(TOKENIZER), bos_token_id=None, eos_token_id=None, **gpt2),
     }
-    return configs[architecture]()
+    return configs[architecture]() if architecture in configs else tiny_config(architecture)
 
 
 def tiny_model(architecture: str, dtype: torch.dtype = torch.float32, attention: str = "covey") -> PreTrainedModel:
@@ -70,6 +73,10 @@ def tiny_model(architecture: str, dtype: torch.dtype = torch.float32, attention:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = AutoModelForCausalLM.from_config(config_of(architecture), attn_implementation=attention)
+        if attention == "covey" and route(model, plain):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.normal_(0, 0.1) if parameter.dim() > 1 else None
     return model.to(dtype)
 
 

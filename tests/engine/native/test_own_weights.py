@@ -91,7 +91,7 @@ def spans_of(completion: Completion) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-window", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-window", "gpt2", "qwen3_5_text", "falcon_h1"])
 def test_every_token_is_of_the_version_of_its_span(architecture: str, kernels: str) -> None:
     pushes = Pushes(tiny_policy(architecture), "keep", kernels=kernels)
     groups = pushes.sample(3, at=[30, 60, 130])

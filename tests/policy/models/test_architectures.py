@@ -14,6 +14,8 @@ SAME = (
     *("llama", "llama, yarn", "qwen2, window", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3_text", "gpt_oss"),
     *("olmo2", "granite", "cohere2", "glm4", "deepseek_v3", "phi3", "smollm3", "gpt2", "bert", "roberta", "afmoe"),
     *("gemma3n_text", "whisper"),
+    # Layers with a state beside attention
+    *("qwen3_5_text", "qwen3_next", "olmo_hybrid", "nemotron_h", "granitemoehybrid", "falcon_h1", "lfm2", "lfm3"),
 )
 GENERAL = {
     "doge": "DogeAttention has another mask",
@@ -23,7 +25,8 @@ GENERAL = {
     "stablelm": "StableLmForCausalLM has its own",
     "falcon": "this architecture has attention of its own",
     "deepseek_v32": "DeepseekV32Attention wants indices to be regarded",
-    "qwen3_next": "Qwen3NextForCausalLM has it in 1 of 2",
+    "zamba2": "Zamba2ForCausalLM shares one for several",
+    "jamba": "JambaForCausalLM changes them",
 }
 """Why they are not on the fast path."""
 

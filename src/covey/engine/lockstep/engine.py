@@ -209,9 +209,7 @@ class LockstepEngine(NativeEngine):
 
     def _capacity(self, max_rows: int, max_slots: int) -> Capacity:
         states = self._reader.shape.state_slots
-        return Capacity(
-            max_rows, max_slots, rows_hold_prompts=True, state_slots=states, sessions_hold_prompts=True
-        )
+        return Capacity(max_rows, max_slots, rows_hold_prompts=True, state_slots=states, sessions_hold_prompts=True)
 
     def _new_runner(self) -> Runner:
         return LockstepRunner(self._reader, self._limits.max_slots)

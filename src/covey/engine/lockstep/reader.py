@@ -4,7 +4,7 @@ Shapes: R rows, T tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from covey.policy.policy import Policy, to_device
 class StateShape(CacheShape):
     """The cached bytes of a row, in slots of a token's size."""
 
-    caching: Caching = Caching()
+    caching: Caching = field(default_factory=Caching)
 
     @property
     def slot_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Keys, values and states of prompts, rows and idle sessions, within a budget.
+"""Keys, values and states of prompts, rows and sessions, within a budget.
 
 Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
 """
@@ -36,7 +36,10 @@ def free_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The cached tensors of one layer, per token; a layer without attention has no heads."""
+    """The cached tensors of one layer, per token.
+
+    A layer without attention has no heads.
+    """
 
     num_heads: int
     key_width: int
@@ -70,8 +73,10 @@ class CacheShape:
 
     @property
     def slot_bytes(self) -> int:
-        """Return the bytes of a token; where there are none, all is counted in bytes."""
-        return max(1, self.dtype.itemsize * sum(each.num_heads * (each.key_width + each.value_width) for each in self.layers))
+        """Return the bytes of a token, at least one."""
+        return max(
+            1, self.dtype.itemsize * sum(each.num_heads * (each.key_width + each.value_width) for each in self.layers)
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -111,7 +116,7 @@ class CacheBlock:
         """Keys by layer, (holders, K, length, D)."""
         self.values = [self._empty(layer.num_heads, layer.value_width) for layer in shape.layers]
         self.held = [self._empty_held(held) for held in shape.held]
-        """What each holder has besides, (holders, ...)."""
+        """States of each holder, (holders, ...), by `CacheShape.held`."""
 
     @property
     def num_slots(self) -> int:
@@ -169,7 +174,7 @@ class CacheBlock:
 
     def begin_as(self, prompts: "CacheBlock", prompt_R: Sequence[int], first: int) -> None:
         """Give holders from `first` on the states after their prompts."""
-        source_R = to_device(prompt_R, self.shape.device) if self.held else None
+        source_R = to_device(prompt_R, self.shape.device, torch.int64)
         for own, shared in zip(self.held, prompts.held, strict=True):
             own[first : first + len(prompt_R)] = shared[source_R]
 

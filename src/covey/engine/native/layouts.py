@@ -78,7 +78,10 @@ ONE_TOKEN = Forest(torch.tensor([[0, 1, -1]]))
 
 
 def forest_in(block: CacheBlock, first: int, lengths: Sequence[int], *, begins: bool) -> Forest:
-    """Return stretches of holders from `first` on, after their states or, as texts begin, after none."""
+    """Return stretches of holders from `first` on.
+
+    They follow the holders' states or, where texts begin, none.
+    """
     length_N = torch.tensor(lengths)
     rows_N3 = torch.stack((length_N.cumsum(0) - length_N, length_N, torch.full_like(length_N, -1)), dim=1)
     write_N = torch.arange(first, first + len(lengths))

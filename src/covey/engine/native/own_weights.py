@@ -127,12 +127,16 @@ def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
 
 
 def _encode_prompts(policy: Policy, shape: CacheShape, prompts: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """Return the logits, keys, values and states of each prompt of a pass."""
+    """Return the logits, keys, values and states of prompts."""
     block = CacheBlock(shape)
     block.resize(len(prompts), max(map(len, prompts)))
     logits_NV = encode(policy, CompiledPrefillLayout, block, 0, prompts)
     cached = [*block.keys, *block.values]
     return [
-        [logits_NV[index], *(tensor[index, :, : len(prompt)] for tensor in cached), *(held[index] for held in block.held)]
+        [
+            logits_NV[index],
+            *(tensor[index, :, : len(prompt)] for tensor in cached),
+            *(held[index] for held in block.held),
+        ]
         for index, prompt in enumerate(prompts)
     ]

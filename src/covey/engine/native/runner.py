@@ -259,11 +259,20 @@ def cache_shape(policy: Policy) -> CacheShape:
 
 @torch.no_grad()
 def detect_capabilities(policy: Policy) -> ProbeLayout:
-    """Return the layers' cached shapes and attention rules."""
+    """Return the layers' cached shapes and attention rules.
+
+    ValueError where a layer has a state of another kind, which this engine would lose.
+    """
     layout = ProbeLayout()
     zero_11 = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
     with inference(policy.model), without_compiling():
         policy.logits(zero_11, zero_11, layout, zero_11[0])
+    num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
+    if len(layout.layers) != num_layers and not layout.held:
+        name = type(policy.causal_lm).__name__
+        raise ValueError(
+            f"engine=native needs attention in every layer, {name} has it in {len(layout.layers)} of {num_layers}"
+        )
     return layout
 
 

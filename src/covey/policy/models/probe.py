@@ -325,7 +325,9 @@ def _is_plain(policy: Policy, hidden_TC: Tensor, logits_TV: Tensor) -> bool:
         return False
     # A library may take another algorithm for the same product; a head that does more differs by far more.
     near = 8 * torch.finfo(policy.precision).eps * float(logits_TV.abs().max())
-    return found_TV.shape == logits_TV.shape and bool(torch.allclose(found_TV, logits_TV, rtol=0.0, atol=near))
+    return found_TV.shape == logits_TV.shape and bool(
+        torch.allclose(found_TV.to(logits_TV.dtype), logits_TV, rtol=0.0, atol=near)
+    )
 
 
 def _logits(policy: Policy, layout: Layout) -> Tensor:

@@ -1,1 +1,1 @@
-"""Layers with a state in place of attention: what they compute, over any stream."""
+"""Layers with a state, over streams of segments."""

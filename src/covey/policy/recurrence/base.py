@@ -32,6 +32,11 @@ class Recurrence:
     beta_TH: Tensor | None = None
     """Rate of the delta rule. None: values are added as they are."""
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return all but beta."""
+        return self.query_TKN, self.key_TKN, self.value_THP, self.decay_THX
+
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
@@ -48,7 +53,7 @@ class Holders:
     """States that outlive a pass: those of a cache."""
 
     state_MHNP: Tensor
-    """Of a convolution the newest inputs, (M, W - 1, C), oldest first."""
+    """(M, H, N, P), or the newest inputs of a convolution (M, W - 1, C), oldest first."""
     read_S: Tensor
     """Holder of the state before each segment, -1: its parent's, or none."""
     write_S: Tensor
@@ -56,14 +61,17 @@ class Holders:
 
 
 def segment_rows(segments: Sequence[StreamSegment]) -> Tensor:
-    """Return (S, 3): first token, length, and the place of the parent, -1 for none."""
+    """Return each segment's first token, length and parent's place (S, 3).
+
+    The place of no parent is -1.
+    """
     place = {segment: index for index, segment in enumerate(segments)}
     rows = [(each.start, each.length, -1 if each.parent is None else place[each.parent]) for each in segments]
     return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
 
 
 class Operations(Protocol):
-    """Compute both over a forest of segments (S, 3): in C, or in torch."""
+    """Compute both over a forest of segments (S, 3)."""
 
     def gated_scan(self, given: Recurrence, rows_S3: Tensor, holders: Holders | None) -> Tensor:
         """Return (T, H, P) in float32."""
@@ -83,7 +91,7 @@ class Operations(Protocol):
 
 
 class AnyForest(Protocol):
-    """What stands before each token of a stream, for layers with a state."""
+    """Lead layers with a state over a stream."""
 
     def convolve(self, place: int, given: Convolution, operations: Operations) -> Tensor:
         """Return (T, C); `place` numbers the layers with a state."""
@@ -96,13 +104,14 @@ class AnyForest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """States of a cache by place, and the holders that a pass reads and writes."""
+    """States of a cache by place, and their holders."""
 
     inputs: Mapping[int, Tensor]
     """Newest inputs of convolutions, (M, W - 1, C) each."""
     states: Mapping[int, Tensor]
     """States of recurrences, (M, H, N, P) each."""
     read_S: Tensor
+    """Holders that each segment reads and writes (`Holders`)."""
     write_S: Tensor
 
 
@@ -131,14 +140,14 @@ class Forest:
 
 @runtime_checkable
 class ForestLayout(Protocol):
-    """A layout of one stream (B = 1) that says what stands before each token."""
+    """A layout of one stream (B = 1) of segments."""
 
     @property
     def forest(self) -> AnyForest: ...
 
 
 def forest_of(layout: Layout, num_rows: int, num_tokens: int) -> AnyForest:
-    """Return the forest of a pass over (B, T) tokens: a layout's, or that of rows."""
+    """Return the layout's forest, or that of B rows of T tokens."""
     if isinstance(layout, ForestLayout):
         return layout.forest
     assert isinstance(layout, DenseLayout), f"{type(layout).__name__} is for models without states"

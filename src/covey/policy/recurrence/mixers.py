@@ -67,12 +67,12 @@ class Mixer:
         if given.get("initial_state") is not None or given.get("output_final_state"):
             out: tuple[Tensor, Tensor | None] = original(query, key, value, g=g, beta=beta, **given)
             return out
-        query, key = query.float(), key.float()
+        query, key = _wide(query), _wide(key)
         if given.get("use_qk_l2norm_in_kernel"):
             query, key = (heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + EPS) for heads in (query, key))
         decay = g if g.dim() == value.dim() else g[..., None]
-        parts = (query * query.shape[-1] ** -0.5, key, value, decay, beta)
-        return self._recur(given, *parts).to(value.dtype), None
+        wanted = Recurrence(query * query.shape[-1] ** -0.5, key, value, decay, beta)
+        return self._recur(given, wanted).to(value.dtype), None
 
     def select(
         self,
@@ -91,19 +91,20 @@ class Mixer:
             return original(x_BTHP, dt_BTH, decay_H, key_BTKN, query_BTKN, *rest, **given)
         bias, (least, most) = given.get("dt_bias"), given.get("dt_limit", (0.0, math.inf))
         dt_BTH = dt_BTH if bias is None else dt_BTH + bias.to(dt_BTH.dtype)
-        dt_BTH = (F.softplus(dt_BTH) if given.get("dt_softplus") else dt_BTH).clamp(least, most).float()
-        x_BTHP = x_BTHP.float()
-        decay = (decay_H.float() * dt_BTH)[..., None]
-        out_BTHP = self._recur(given, query_BTKN, key_BTKN, x_BTHP * dt_BTH[..., None], decay, None)
-        return out_BTHP if given.get("D") is None else out_BTHP + given["D"].float()[:, None] * x_BTHP
+        dt_BTH = (F.softplus(dt_BTH) if given.get("dt_softplus") else dt_BTH).clamp(least, most)
+        dt_BTH, x_BTHP = _wide(dt_BTH), _wide(x_BTHP)
+        decay_BTH1 = (_wide(decay_H) * dt_BTH)[..., None]
+        out_BTHP = self._recur(given, Recurrence(query_BTKN, key_BTKN, x_BTHP * dt_BTH[..., None], decay_BTH1))
+        return out_BTHP if given.get("D") is None else out_BTHP + _wide(given["D"])[:, None] * x_BTHP
 
-    def _recur(self, given: Mapping[str, Any], *parts: Tensor | None) -> Tensor:
-        query_BTKN, key, value_BTHP, decay, beta = parts
-        assert query_BTKN is not None and key is not None and value_BTHP is not None and decay is not None
-        flat = [each.flatten(0, 1) for each in (query_BTKN, key, value_BTHP, decay)]
-        wanted = Recurrence(*flat, None if beta is None else beta.flatten(0, 1))
-        forest = forest_of(given.get("layout") or DENSE, *query_BTKN.shape[:2])
-        return forest.recur(self.place, wanted, self.operations).view(value_BTHP.shape)
+    def _recur(self, given: Mapping[str, Any], wanted: Recurrence) -> Tensor:
+        """Return (B, T, H, P), given inputs of (B, T) tokens."""
+        num_rows, num_tokens = wanted.query_TKN.shape[:2]
+        query, key, value, decay = (each.flatten(0, 1) for each in wanted.parts)
+        beta = None if wanted.beta_TH is None else wanted.beta_TH.flatten(0, 1)
+        forest = forest_of(given.get("layout") or DENSE, num_rows, num_tokens)
+        out_THP = forest.recur(self.place, Recurrence(query, key, value, decay, beta), self.operations)
+        return out_THP.unflatten(0, (num_rows, num_tokens))
 
 
 def route(model: nn.Module, operations: Operations) -> int:
@@ -140,8 +141,12 @@ def _is_bound(module: nn.Module) -> bool:
     return isinstance(forward, MethodType) and MARK in forward.__func__.__globals__
 
 
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def _nothing(*given: Any, **keywords: Any) -> None:
-    """Return None: no kernel fuses a whole layer here."""
+    """Return no result: no kernel fuses a whole layer here."""
 
 
 REPLACED: Mapping[str, Callable[[Mixer, Callable[..., Any]], Callable[..., Any]]] = {

@@ -2,8 +2,8 @@
 
 Segments of one depth and of similar length are one rectangle, whose chunks are computed one after the other: within a
 chunk by products, between chunks through the state (arXiv 2406.06484, 2405.21060). A decay is the exponential of a sum
-over just the tokens that it spans, so a small one is not lost beside a large one. Where flash-linear-attention is
-installed, rectangles in half precision on CUDA go through it.
+over just the tokens that it spans, so a small one is not lost beside a large one. With flash-linear-attention
+installed, it scans rectangles of half precision on CUDA.
 
 Shapes: those of base.py; R segments of a rectangle, Q tokens of the longest, L tokens of a chunk.
 """
@@ -117,7 +117,7 @@ def _scan(inputs: Inputs, state_RHNP: Tensor, dtype: torch.dtype) -> tuple[Tenso
         return _step(inputs, state_RHNP)
     by_channel = decay.shape[3] > 1
     if query.is_cuda and dtype in HALF and (by_channel, beta is not None) in FUSED and find_spec("fla") is not None:
-        return _fused(inputs, state_RHNP, dtype)
+        return _scan_by_fla(inputs, state_RHNP, dtype)
     # Decays by channel are computed a second time in the backward pass instead of kept.
     chunk = partial(checkpoint, _chunk, use_reentrant=False) if by_channel else _chunk
     length, outs = CHANNEL_CHUNK if by_channel else CHUNK, []
@@ -161,7 +161,7 @@ def _step(inputs: Inputs, state_RHNP: Tensor) -> tuple[Tensor, Tensor]:
     return query @ state_RHNP, state_RHNP
 
 
-def _fused(inputs: Inputs, state_RHNP: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _scan_by_fla(inputs: Inputs, state_RHNP: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return `_scan` by flash-linear-attention, whose heads stand behind tokens."""
     query, key, value = (each.transpose(1, 2).to(dtype) for each in inputs[:3])
     decay, beta = inputs[3].transpose(1, 2), inputs[4]
