@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch

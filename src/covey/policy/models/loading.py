@@ -25,6 +25,7 @@ from covey.policy.attention.choice import choose_attention
 from covey.policy.kernels import adapted, linear
 from covey.policy.kernels.gpu import inductor, liger
 from covey.policy.kernels.layers import choose_kernels
+from covey.policy.kernels.support import unsupported_reason
 from covey.policy.models.adapters import (
     add_adapters,
     check_layers,
@@ -51,7 +52,7 @@ from covey.policy.models.text_part import beside_text, hear_text, is_composite, 
 from covey.policy.own import OwnModel
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
-from covey.policy.recurrence import mixers, plain
+from covey.policy.recurrence import compiled, mixers, plain
 from covey.policy.recurrence.base import Operations
 from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
@@ -241,7 +242,8 @@ def _choose_layers(
 
 def _operations(kernels: str, precision: torch.dtype, device: torch.device) -> Operations:
     """Choose how layers with a state compute."""
-    return plain
+    in_c = kernels == "auto" and not unsupported_reason("recurrence", [(precision, device.type)])
+    return compiled if in_c else plain
 
 
 def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
