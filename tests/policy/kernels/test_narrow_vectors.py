@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ("engine/native/test_panels", "engine/native/test_compiled", "policy/kernels/test_elementwise")
+KERNELS = (
+    *("engine/native/test_panels", "engine/native/test_compiled", "policy/kernels/test_elementwise"),
+    *("policy/recurrence/test_scan", "policy/recurrence/test_conv", "policy/recurrence/test_compiled"),
+)
 SLOWER = ("policy/attention/test_compiled", "policy/kernels/test_gradient")
 MODELS = ("engine/native/test_fused", "policy/kernels/test_layers")
 

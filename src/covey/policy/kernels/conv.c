@@ -1,10 +1,10 @@
 /* The short causal convolution of each channel over a forest of segments, forward and backward, with silu where it is
-   asked for. Computed in float32 on float32 or bfloat16. recurrence/compiled.py calls the functions at the end and mirrors
+   asked for. Computed in float32 on float32 or bfloat16. recurrence/compiled.py calls these functions and mirrors
    struct Conv.
 
    A plan says for each token which inputs it sees: tokens, rows of a holder or nothing. Outputs and gradients of inputs
-   are written by one thread each, in an order that follows from a tree alone; the weight's gradient is summed over blocks
-   of the stream. So no bit depends on the number of threads. */
+   are written by one thread each, in an order that follows from a tree alone; the weight's gradient is summed over
+   blocks of the stream. So no bit depends on the number of threads. */
 
 #include "lanes.h"
 
@@ -18,7 +18,7 @@ typedef struct {
     const void *out_gradient;    /* backward: the same */
     void *of_x;                  /* backward: tokens x channels */
     float *inner;                /* backward: gradients before silu, tokens x channels */
-    float *sums, *of_weight;     /* backward: blocks x (width + 1) x channels; (width + 1) x channels, the bias's last */
+    float *sums, *of_weight;     /* backward: blocks x (width + 1) x channels; the sum of blocks, the bias's last */
     void *held;                  /* holders x (width - 1) x channels, oldest first: those that are read */
     void *kept;                  /* and those that are written */
     const int64_t *rows, *read, *write; /* of segments: first token, length, parent; holders or NULL */
@@ -128,14 +128,15 @@ void covey_conv(const Conv *t) {
 #pragma omp parallel num_threads(t->num_threads)
     {
 #pragma omp for schedule(static)
-        for (int64_t token = 0; token < t->num_tokens; token++)
-            for (int64_t c = 0; c < t->channels; c += PIECE) {
-                const int64_t count = smaller(PIECE, t->channels - c);
-                float sum[PIECE] = {0};
-                convolve(t, token, c, count, sum);
-                if (t->has_silu) apply_silu(sum);
-                give(t->out, token * t->channels + c, count, t->half, sum);
-            }
+        for (int64_t block = 0; block < t->num_tokens; block += BLOCK)
+            for (int64_t c = 0; c < t->channels; c += PIECE)
+                for (int64_t token = block; token < smaller(block + BLOCK, t->num_tokens); token++) {
+                    const int64_t count = smaller(PIECE, t->channels - c);
+                    float sum[PIECE] = {0};
+                    convolve(t, token, c, count, sum);
+                    if (t->has_silu) apply_silu(sum);
+                    give(t->out, token * t->channels + c, count, t->half, sum);
+                }
 #pragma omp for schedule(static)
         for (int64_t segment = 0; segment < (t->write ? t->num_segments : 0); segment++) keep(t, segment);
     }
@@ -159,6 +160,17 @@ INLINE void backward_token(const Conv *t, int64_t token, int64_t c, int64_t coun
     for (int64_t i = 0; i < count; i++) sums[t->width * t->channels + c + i] += gradient[i];
 }
 
+/* The gradient of a token's input: what all that see it have for it. */
+INLINE void gather_token(const Conv *t, int64_t token, int64_t c, int64_t count) {
+    float sum[PIECE] = {0};
+    for (int64_t r = t->ends[token]; r < t->ends[token + 1]; r++) {
+        const int64_t reader = t->readers[r] / t->width, w = t->readers[r] % t->width;
+        const float *gradient = t->inner + reader * t->channels + c, *weight = t->weight + w * t->channels + c;
+        for (int64_t i = 0; i < count; i++) sum[i] += gradient[i] * weight[i];
+    }
+    give(t->of_x, token * t->channels + c, count, t->half, sum);
+}
+
 void covey_conv_backward(const Conv *t) {
     const int64_t blocks = (t->num_tokens + BLOCK - 1) / BLOCK, size = (t->width + 1) * t->channels;
 #pragma omp parallel num_threads(t->num_threads)
@@ -171,17 +183,10 @@ void covey_conv_backward(const Conv *t) {
                     backward_token(t, token, c, smaller(PIECE, t->channels - c), t->sums + block * size);
         }
 #pragma omp for schedule(static)
-        for (int64_t token = 0; token < t->num_tokens; token++)
-            for (int64_t c = 0; c < t->channels; c += PIECE) {
-                const int64_t count = smaller(PIECE, t->channels - c);
-                float sum[PIECE] = {0};
-                for (int64_t r = t->ends[token]; r < t->ends[token + 1]; r++) {
-                    const int64_t reader = t->readers[r] / t->width, w = t->readers[r] % t->width;
-                    const float *gradient = t->inner + reader * t->channels + c, *weight = t->weight + w * t->channels + c;
-                    for (int64_t i = 0; i < count; i++) sum[i] += gradient[i] * weight[i];
-                }
-                give(t->of_x, token * t->channels + c, count, t->half, sum);
-            }
+        for (int64_t block = 0; block < t->num_tokens; block += BLOCK)
+            for (int64_t c = 0; c < t->channels; c += PIECE)
+                for (int64_t token = block; token < smaller(block + BLOCK, t->num_tokens); token++)
+                    gather_token(t, token, c, smaller(PIECE, t->channels - c));
 #pragma omp for schedule(static)
         for (int64_t c = 0; c < size; c++) {
             float sum = 0.0f;

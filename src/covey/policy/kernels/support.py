@@ -24,7 +24,9 @@ class Support:
 SUPPORT: dict[str, Support] = {
     "attention": Support((KERNELS / "attention.c",), (torch.float32, torch.bfloat16)),
     "layers": Support((KERNELS / "elementwise.c", KERNELS / "gradient.c"), (torch.float32, torch.bfloat16)),
-    "recurrence": Support((KERNELS / "scan.c", KERNELS / "conv.c"), (torch.float32, torch.bfloat16)),
+    "recurrence": Support(
+        tuple(KERNELS / name for name in ("scan.c", "scan_gradient.c", "conv.c")), (torch.float32, torch.bfloat16)
+    ),
     "decode": Support((KERNELS / "layer.c", KERNELS / "sample.c"), (torch.float32, torch.bfloat16)),
 }
 """Packed attention of the training pass; norms, gates, rotary positions and gradients of weights; layers with a state;

@@ -18,10 +18,9 @@ from covey.policy.kernels.compiler import KERNELS, library
 from covey.policy.kernels.support import LANES, SUPPORT
 from covey.policy.recurrence.base import Holders, Recurrence
 
-SCAN = KERNELS / "scan.c"
+SCAN, SCAN_GRADIENT, CONV = (KERNELS / name for name in ("scan.c", "scan_gradient.c", "conv.c"))
 SEGMENT_NUMBERS = 8
-"""Of struct Segment in scan.c."""
-CONV = KERNELS / "conv.c"
+"""Numbers in a Segment of scan.h."""
 BLOCK = 32
 """Tokens whose share of a weight's gradient is one sum, as in conv.c."""
 
@@ -29,17 +28,17 @@ MANY_TASKS = 32
 """Backward tasks of a tree into which heads that share keys are cut."""
 
 
-class Strided(ctypes.Structure):
-    """Heads in scan.c: a tensor with its strides by token and head."""
+class TokenRows(ctypes.Structure):
+    """Heads in scan.h: a tensor with its strides by token and head."""
 
     _fields_ = (("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("token", "head", "half")))
 
 
 class Scan(ctypes.Structure):
-    """The struct of the same name in scan.c."""
+    """The struct of the same name in scan.h."""
 
     _fields_ = (
-        *((name, Strided) for name in ("query", "key", "value", "decay", "beta", "out_gradient")),
+        *((name, TokenRows) for name in ("query", "key", "value", "decay", "beta", "out_gradient")),
         *((name, ctypes.c_void_p) for name in ("out", "of_query", "of_key", "of_value", "of_decay", "of_beta")),
         *((name, ctypes.c_void_p) for name in ("held", "kept", "rows", "read", "write", "segments", "roots", "room")),
         *((name, ctypes.c_int64) for name in ("room_size", "num_segments", "num_roots", "num_tokens", "num_heads")),
@@ -82,7 +81,7 @@ class _GatedScan(torch.autograd.Function):
         _, key, value, decay, beta = inputs
         call = _scan_of(inputs, rows_S3)
         out_gradient = _dense(out_gradient)
-        call.out_gradient = _strided(out_gradient)
+        call.out_gradient = _describe(out_gradient)
         shared, most = call.shared, max(1, MANY_TASKS // key.shape[1])
         call.slices = max(slices for slices in range(1, shared + 1) if shared % slices == 0 and slices <= most)
         of_query, of_key = torch.empty(2, call.slices, *key.shape, dtype=torch.float32)
@@ -92,7 +91,7 @@ class _GatedScan(torch.autograd.Function):
         call.of_decay, call.of_beta = of_decay.data_ptr(), None if of_beta is None else of_beta.data_ptr()
         call.is_backward = True
         room = _room(call, rows_S3)
-        library(SCAN).covey_scan_backward(ctypes.byref(call))
+        library(SCAN_GRADIENT).covey_scan_backward(ctypes.byref(call))
         del room
         found = (of_query[0], of_key[0], of_value, of_decay)
         gradients = [of.to(each.dtype) for of, each in zip(found, inputs[:4], strict=True)]
@@ -166,7 +165,7 @@ def gated_scan(given: Recurrence, rows_S3: Tensor, holders: Holders | None = Non
     )
     rows_S3 = rows_S3.contiguous()
     assert int(rows_S3[:, 1].sum()) == len(value_THP), "segments cover the stream"
-    own = _padded(holders, padding)
+    own = _with_padding(holders, padding)
     out: Tensor = _GatedScan.apply(rows_S3, own, *inputs)
     if holders is not None and own is not None and own is not holders:
         holders.state_MHNP.copy_(own.state_MHNP[..., :width])
@@ -193,7 +192,7 @@ def causal_conv(
     return out.to(dtype)
 
 
-def _padded(holders: Holders | None, padding: int) -> Holders | None:
+def _with_padding(holders: Holders | None, padding: int) -> Holders | None:
     if holders is None:
         return None
     state = holders.state_MHNP
@@ -229,7 +228,7 @@ def _room(call: Scan, rows_S3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scan_of(inputs: list[Tensor | None], rows_S3: Tensor) -> Scan:
-    call = Scan(*(_strided(each) for each in inputs), rows=rows_S3.data_ptr())
+    call = Scan(*(_describe(each) for each in inputs), rows=rows_S3.data_ptr())
     _, key, value, decay, _ = inputs
     assert key is not None
     assert value is not None
@@ -254,7 +253,7 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _strided(tensor: Tensor | None) -> Strided:
+def _describe(tensor: Tensor | None) -> TokenRows:
     if tensor is None:
-        return Strided()
-    return Strided(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.dtype == torch.bfloat16)
+        return TokenRows()
+    return TokenRows(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.dtype == torch.bfloat16)
