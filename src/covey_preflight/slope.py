@@ -66,7 +66,7 @@ def check_slope(subject: PreflightContext) -> Check:
     """Check that the trainer's gradient is that of the loss."""
     config, policy = subject.config, subject.run.policy
     kind = kind_of(config.model)
-    trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
+    trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce", router_aux_loss_coef=0.0))
     groups = first_groups(subject.groups)[:NUM_GROUPS]
     num_tokens = affordable_tokens(subject, NUM_FORWARDS)
     if tokens_of(groups) > num_tokens:  # of a large model, each sequence costs another reading of all weights

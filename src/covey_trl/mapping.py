@@ -247,6 +247,7 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
             "highest entropy alone, covey's for all"
         )
     found: dict[str, Any] = {"algorithm.entropy_coef": args.entropy_coef}
+    found["algorithm.router_aux_loss_coef"] = args.router_aux_loss_coef
     if args.use_adaptive_entropy:
         found["algorithm.target_entropy"] = args.entropy_target
     if args.beta == 0 and (args.sync_ref_model or args.target_kl is not None):

@@ -28,5 +28,5 @@ def test_the_core_loads_it_only_where_a_setting_is_unknown() -> None:
     imports = "import sys, covey.trl, covey.cli.main, covey.cli.command_line as line, covey.api.settings"
     loaded = 'print(sorted(name for name in sys.modules if name.startswith("covey_trl")) != [])'
     assert run(f'{imports}; line.arrange("config", ["num_steps=3"]); {loaded}') == "False"
-    refused = 'try: line.arrange("config", ["router_aux_loss_coef=1"])\nexcept ValueError as error: print(error)'
-    assert "router_aux_loss_coef of TRL is no setting here" in run(f"{imports}\n{refused}")
+    refused = 'try: line.arrange("config", ["cast_lm_head_to_fp32=1"])\nexcept ValueError as error: print(error)'
+    assert "cast_lm_head_to_fp32 of TRL is no setting here" in run(f"{imports}\n{refused}")

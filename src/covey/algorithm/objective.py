@@ -56,6 +56,8 @@ class ObjectiveInputs:
     """Entropy of the policy at each position, nats; with gradient where `needs_entropy_gradient`."""
     full_kl_NT: Tensor | None = None
     """Exact KL(policy || reference) at each position (`kl.full_kl`), with gradient."""
+    balance_NT: Tensor | None = None
+    """Balancing loss of each rollout's experts at all its tokens, coefficient included, with gradient."""
 
     def to(self, device: torch.device) -> "ObjectiveInputs":
         """Return the same rows on another device."""
@@ -239,6 +241,8 @@ class Objective:
         term_NT = torch.where(keep_NT, loss_NT * weights_NT, 0.0)
         pieces = {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.reduction)}
         pieces |= self._penalties(inputs, totals, kl_coef, entropy_coef)
+        if inputs.balance_NT is not None:
+            pieces["router_loss"] = aggregate(inputs.balance_NT, inputs.mask_NT, totals, self.reduction)
         loss = torch.stack(list(pieces.values())).sum()
         with torch.no_grad():
             sums = metrics.loss_terms(pieces | {"loss": loss}, inputs.mask_NT)

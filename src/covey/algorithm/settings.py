@@ -248,6 +248,8 @@ class AlgorithmConfig(Section):
     max_kl: float | None = setting(None, gt=0, needs=PENALISED)
     """Stop the run where the KL to the reference, mean over sequences of their token means, exceeds this many nats;
     null never does."""
+    router_aux_loss_coef: float | None = setting(None, ge=0)
+    """Coefficient of the loss that balances a mixture's experts within each rollout; null takes the model's own."""
     max_mismatch: float | None = setting(None, gt=0)
     """Stop the run, before the update, where log-probs of sampler and trainer differ by more nats on average; null only
     writes a warning to the log, above 0.1."""

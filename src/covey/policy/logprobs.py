@@ -74,6 +74,8 @@ class PassScores:
     """Nats, of the distribution at the sampling temperature, before top-k, top-p and min-p."""
     full_kl_L: Tensor | None
     """KL(policy || reference) summed over the vocabulary; None without a reference."""
+    balance_L: Tensor | None = None
+    """Balancing loss of the rollout's experts, the same for all its tokens; None without one."""
 
 
 class ReferenceElsewhere(Protocol):

@@ -140,6 +140,7 @@ def objective_inputs(prepared: FrozenLogProbs, scores: PassScores) -> ObjectiveI
         ref_log_probs_NT=None if reference_L is None else rows(reference_L),
         entropy_NT=rows(scores.entropy_L),
         full_kl_NT=None if scores.full_kl_L is None else rows(scores.full_kl_L),
+        balance_NT=None if scores.balance_L is None else rows(scores.balance_L),
     )
 
 

@@ -20,6 +20,7 @@ from covey.algorithm.metrics import LOSS_TERMS, Sums, Update, combine, largest, 
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
+from covey.policy.experts import ExpertWatch
 from covey.policy.logprobs import ReferenceElsewhere, Scoring
 from covey.policy.policy import Policy, inference, repeating
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
@@ -66,6 +67,7 @@ class Trainer:
         self.timer = timer or PhaseTimer()
         self.observer: Callable[[FrozenLogProbs, ObjectiveInputs], None] = lambda part, inputs: None
         """Called with every micro-batch and the objective's inputs of it; changes nothing."""
+        self.experts = ExpertWatch.of(policy, settings.algorithm.router_aux_loss_coef)
         self.controller = controllers.kl_controller(settings.algorithm)
         self.entropy = controllers.entropy_control(settings.algorithm)
         self.settings = settings
@@ -141,7 +143,8 @@ class Trainer:
         # Rows without gradient may have been left out of the work: where that are all, the loss of the batch is 0.
         has_tokens = any(own.num_loss_tokens > 0 for own in batches)
         unmeasured = {"loss": 0.0, "policy_loss": 0.0} if has_tokens else {}
-        return {**unmeasured, **metrics, "learning_rate": rate, **steered, **counts}
+        loads = self.experts.tell_load() if self.experts.routers else {}
+        return {**unmeasured, **metrics, "learning_rate": rate, **steered, **counts, **loads}
 
     def drop_gradients(self) -> None:
         """Free the gradients' memory for sampling."""
@@ -296,10 +299,13 @@ class Trainer:
         predicted_L = precompute_logprob_grad(
             self.forward, part, lambda inputs: self._loss(inputs, batch, statistics)[0]
         )
-        scores = score(self.forward, part, predicted_L)
+        with self.experts.watching() as routed:
+            scores = score(self.forward, part, predicted_L)
         if part.batch.num_rows == 0:  # made so that other ranks are not left waiting in theirs
             scores.logprob_L.sum().backward()
             return {}, {}
+        if routed:
+            scores = replace(scores, balance_L=self.experts.weigh(routed, part.batch))
         inputs = objective_inputs(part, scores)
         loss, sums = self._loss(inputs, batch, statistics)
         loss.backward()

@@ -156,6 +156,8 @@ def _remove_noise(policy: Policy, logits_TV: Tensor) -> None:
         if not draws.made and torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std())):
             return
         keep_evaluating(draws.makers)
+        named = ", ".join(sorted({type(maker).__name__ for maker in draws.makers}))
+        tell(f"{type(policy.causal_lm).__name__}: the noise of {named} in training is off, as sampling has none")
     kind = type(policy.causal_lm).__name__
     raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
 
