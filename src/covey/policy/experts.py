@@ -1,6 +1,6 @@
-"""Watch the routers of a mixture of experts: their balance, and each expert's load.
+"""Watch the routers of mixtures of experts: balance and load.
 
-Of a pass, only positions that predict loss tokens count, so that no number depends on how rollouts are laid out. The
+Only positions that predict loss tokens are counted, so that no number depends on the layout of rollouts. The
 balancing loss is that of each rollout by itself (DeepSeek-V3, arXiv 2412.19437): the product of two means over a whole
 batch would be no sum over its micro-batches.
 
@@ -23,7 +23,7 @@ from covey.system import collectives
 from covey.types import MicroBatch
 
 RECORDED = "router_logits"
-"""What routers return, in transformers' tables of what a model can record."""
+"""Name of logits in transformers' tables of recordable outputs."""
 Returned = list[tuple[Any, ...]]
 """Outputs of a router in a pass, one for each call."""
 
@@ -79,9 +79,9 @@ class ExpertWatch:
                 hook.remove()
 
     def weigh(self, found: Sequence[Returned], batch: MicroBatch) -> Tensor | None:
-        """Note the load, and return the balancing loss of each loss token's rollout.
+        """Note the load, and return the balancing loss.
 
-        (L,), coefficient included; None without one.
+        (L,): that of each loss token's rollout, coefficient included; None without one.
         """
         num_calls, place_L = _places(batch)
         terms = [self._weigh(number, calls[:num_calls], place_L, batch) for number, calls in enumerate(found)]
