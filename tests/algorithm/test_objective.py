@@ -44,7 +44,8 @@ def batch(seed: int = 0) -> ObjectiveInputs:
 def rows(inputs: ObjectiveInputs, index: list[int]) -> ObjectiveInputs:
     """Some rows, cut to the longest of them."""
     width = max(max(LENGTHS[i] for i in index), 1)
-    picked = {f.name: getattr(inputs, f.name)[torch.tensor(index)] for f in fields(inputs)}
+    given = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
+    picked = {name: value[torch.tensor(index)] for name, value in given.items() if value is not None}
     return ObjectiveInputs(**{name: value[:, :width] if value.ndim == 2 else value for name, value in picked.items()})
 
 
@@ -157,7 +158,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def poisoned(inputs: ObjectiveInputs) -> ObjectiveInputs:
-    tensors = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
+    tensors = {f.name: getattr(inputs, f.name) for f in fields(inputs) if getattr(inputs, f.name) is not None}
     dirty = {
         n: torch.where(inputs.mask_NT, v, torch.nan)
         for n, v in tensors.items()
@@ -189,6 +190,19 @@ def test_the_loss_is_the_sum_of_its_logged_pieces() -> None:
     by_sequence = run(config(entropy_coef=0.01, aggregation="seq_mean_token_mean"), batch(), SPLITS[0])[2]
     assert by_sequence["entropy_loss"] == logged["entropy_loss"]  # over all tokens, however the policy term is
     assert logged["kl_loss"] == pytest.approx(0.1 * logged["kl"])
+
+
+@pytest.mark.parametrize("parts", SPLITS)
+def test_the_balancing_loss_of_rollouts_is_reduced_as_the_policy_loss_is(parts: list[list[int]]) -> None:
+    balance_N = torch.linspace(1.0, 2.0, len(LENGTHS), dtype=torch.float64)
+    inputs = poisoned(replace(batch(), balance_NT=balance_N[:, None].expand(-1, 5)))
+    lengths_N = torch.tensor(LENGTHS, dtype=torch.float64)
+    bare, expected = run(config(), batch(), parts)[0], float((balance_N * lengths_N).sum() / lengths_N.sum())
+    loss, _, logged = run(config(), inputs, parts)
+    assert logged["router_loss"] == pytest.approx(expected)
+    assert loss == pytest.approx(bare + expected)
+    by_rollout = run(config(aggregation="seq_mean_token_mean"), inputs, parts)[2]["router_loss"]
+    assert by_rollout == pytest.approx(float(balance_N[lengths_N > 0].mean()))
 
 
 @pytest.mark.parametrize("estimator", ["k1_forward", "k3"])
