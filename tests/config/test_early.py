@@ -120,12 +120,11 @@ MISTAKES = [
     (["evaluate", *ROWS, "model.name=rows.jsonl"], "model.name=rows.jsonl is a file; name the model's folder\n"),
     (
         ["train", *ROWS, "model.name=quantised"],
-        "is a folder without a model: it has no config.json; transformers reads m.gguf (from_pretrained(FOLDER, gguf",
+        "it has no config.json; covey export --from-gguf quantised/m.gguf --to FOLDER makes a folder for model.name",
     ),
     (
         ["train", *ROWS, "model.name=quantised/m.gguf"],
-        "is a file; name the model's folder; transformers reads m.gguf (from_pretrained(FOLDER, gguf_file='m.gguf')), "
-        "and covey a plain copy, written by save_pretrained: docs/use/using_results.md has the lines\n",
+        "is a file; name the model's folder; covey export --from-gguf quantised/m.gguf --to FOLDER makes a folder ",
     ),
     (["train", "recipe=arithmetic", "algorithm.loss=dpo"], "algorithm.loss must be one of clip, reinforce, "),
     (["train", "recipe=arithmetic", "algorithm.ratio=tokens"], "algorithm.ratio must be one of token, sequence, "),
@@ -328,6 +327,6 @@ def test_a_folder_or_file_without_a_model_is_refused_wherever_a_policy_is_loaded
         Path(name).mkdir(exist_ok=True)
     Path("quantised/m.gguf").touch()
     for name in ("quantised", "quantised/m.gguf"):
-        with pytest.raises(ValueError, match="transformers reads m"):
+        with pytest.raises(ValueError, match="covey export --from-gguf"):
             load_policy(name)
     assert load_policy("nano").tokenizer.eos_token  # a folder of that name is not meant

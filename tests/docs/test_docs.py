@@ -40,8 +40,8 @@ from covey.rollouts.settings import CurriculumConfig
 from covey.types import Prompt
 from covey_preflight.custom import try_curriculum, try_custom
 from covey_report import command as report
-from covey_report import export
 from covey_report.doctor import command as doctor
+from covey_report.export import command as export
 from covey_report.runs import command as runs
 from covey_report.runs import rollouts, status
 from covey_report.runs.folders import run_folder_of

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli.main import main
 from covey.policy.models.nano import nano_tokenizer
-from covey_report import export
+from covey_report.export import command as export
 
 from ..support.builders import saved_model
 from ..support.models.saved_models import qwen, save_model

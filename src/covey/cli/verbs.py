@@ -13,7 +13,7 @@ OWN = {
     "rollouts": "covey_report.runs.rollouts:run_rollouts",
     "report": "covey_report.command:run_report",
     "watch": "covey_report.command:run_watch",
-    "export": "covey_report.export:run_export",
+    "export": "covey_report.export.command:run_export",
     "translate": "covey_trl.translation.command:run_translate",
     "doctor": "covey_report.doctor.command:run_doctor",
     "status": "covey_report.runs.status:run_status",

@@ -10,6 +10,7 @@ from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.engine.settings import SamplingConfig
 from covey.environments.base import SPLITS, Environment, Split, are_words, naming
+from covey.policy.models.chat_template import PLAIN_TEMPLATE
 from covey.policy.models.nano import START_TURN
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
@@ -183,12 +184,21 @@ def spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
 
 
 def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt]) -> None:
-    """Warn where a chat template stays unused because all prompts are text.
+    """Warn of an unused chat template, and of messages without one.
 
     ValueError where a setting is about it.
     """
     template = policy.tokenizer.chat_template
-    if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
+    if any(not isinstance(prompt.text, str) for prompt in prompts):
+        if template == PLAIN_TEMPLATE:
+            LOGGER.warning(
+                "%s has no chat template: messages go to it as plain text, a blank line after each; a base model "
+                "continues text, so prompts must show what an answer looks like",
+                model.name,
+            )
+        return
+    if template is None or template == PLAIN_TEMPLATE:
+        policy.tokenizer.chat_template = None
         return
     if model.chat_template_kwargs:
         raise ValueError(

@@ -101,10 +101,7 @@ def test_a_lora_policy_is_saved_as_an_adapter_that_peft_loads(refreshed: bool, t
     save_policy(policy, tmp_path / "adapter")
     found = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= found
-    card = (tmp_path / "adapter" / "README.md").read_text()
-    assert "Model ID" not in card
-    assert "trained with GRPO" in card
-    assert not found & {"model.safetensors", "reference"}
+    assert not found & {"model.safetensors", "reference", "README.md"}
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     plain = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
     with torch.no_grad():

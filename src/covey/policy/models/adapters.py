@@ -159,15 +159,17 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
         asked["lora_targets"] = sorted(settings.lora_targets)
     targets = saved.target_modules or []
     found: dict[str, object] = {"lora_rank": saved.r, "lora_alpha": saved.lora_alpha, "lora_targets": sorted(targets)}
+    base = saved.base_model_name_or_path = base_of(Path(settings.name), saved.base_model_name_or_path)
+    if not base:
+        raise ValueError(f"model.name={settings.name} holds adapters that do not name their base model")
+    held = f"model.name={settings.name} holds adapters of {base}"
+    if base.startswith(("/", "~", ".")) and not Path(base).is_dir():
+        raise ValueError(
+            f"{held}, and there is no such folder: base_model_name_or_path of adapter_config.json names it"
+        )
     for name, value in asked.items():
         if value != found[name]:
-            raise ValueError(
-                f"model.name={settings.name} holds adapters and needs model.{name}={found[name]}, "
-                f"got model.{name}={value}"
-            )
-    saved.base_model_name_or_path = base_of(Path(settings.name), saved.base_model_name_or_path)
-    if not saved.base_model_name_or_path:
-        raise ValueError(f"model.name={settings.name} holds adapters that do not name their base model")
+            raise ValueError(f"{held} and needs model.{name}={found[name]}, got model.{name}={value}")
     saved.lora_dropout = settings.lora_dropout
     return saved
 

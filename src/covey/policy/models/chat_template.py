@@ -1,4 +1,4 @@
-"""Defaults of a run for the variables of a tokenizer's chat template."""
+"""Chat templates: a run's defaults, and a plain one."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,17 @@ GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A tag of transformers' own, which marks the assistant's words."""
 
 
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ '\\n\\n' }}{% endfor %}"
+"""Messages as text, a blank line after each: for a tokenizer without a template."""
+
+
 def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], model_name: str) -> None:
     """Make `values` the defaults of the tokenizer's chat template.
 
-    ValueError for a name that the template never reads, or an invalid template.
+    A missing template becomes PLAIN_TEMPLATE. ValueError for a name that it never reads, or an invalid one.
     """
     if not values:
+        tokenizer.chat_template = tokenizer.chat_template or PLAIN_TEMPLATE
         return
     if tokenizer.chat_template is None:
         raise ValueError(

@@ -33,7 +33,7 @@ def check_name(name: str) -> None:
         raise ValueError(f"model.name={name} is {kind} without a policy")
     kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
     gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None)
-    raise ValueError(f"model.name={name} is {kind}{'' if gguf is None else OF_GGUF.format(gguf.name)}")
+    raise ValueError(f"model.name={name} is {kind}{'' if gguf is None else OF_GGUF.format(gguf)}")
 
 
 def saved_step(name: str) -> int:
@@ -68,10 +68,7 @@ def _kind(folder: Path) -> str:
 
 OF_MODELS = ("config.json", "adapter_config.json")
 """Files of which a folder with a model has one."""
-OF_GGUF = (
-    "; transformers reads {0} (from_pretrained(FOLDER, gguf_file='{0}')), and covey a plain copy, written by "
-    "save_pretrained: docs/use/using_results.md has the lines"
-)
+OF_GGUF = "; covey export --from-gguf {} --to FOLDER makes a folder for model.name of it"
 RUN = "a run folder"
 IN_MEMORY = "<in memory"
 """Beginning of model.name where a program gave the model itself."""

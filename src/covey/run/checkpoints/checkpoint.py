@@ -24,7 +24,6 @@ from torch import Tensor
 from covey.policy import sharding
 from covey.policy.models.adapters import BASE
 from covey.policy.models.naming import COLD_START_REPORT
-from covey.policy.models.text_part import auto_class
 from covey.policy.policy import Policy, is_adapted
 from covey.run.checkpoints.manifest import (
     MANIFEST,
@@ -40,25 +39,6 @@ from covey.system.disk import atomic_folder, catch_write_errors, sync
 LOGGER = logging.getLogger(__name__)
 
 POLICY, STATE, SETTINGS, CARD = "policy", "state.pt", "settings.yaml", "README.md"
-ADAPTER_CARD = """---
-base_model: {base}
-library_name: peft
-pipeline_tag: text-generation
-tags: [lora, grpo, covey]
----
-
-# Adapters of {base}
-
-LoRA of rank {rank}, trained with GRPO by covey. The settings of the run are in `settings.yaml` of its checkpoint.
-
-```python
-from peft import PeftModel
-from transformers import {loader}
-
-base = {loader}.from_pretrained("{base}")
-model = PeftModel.from_pretrained(base, "THIS FOLDER")
-```
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +58,7 @@ def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor
     if is_adapted(policy.model):  # a reference adapter is no part of the policy
         keywords["selected_adapters"] = ["default"]
     policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
-    if (card := folder / CARD).is_file():  # peft's is an empty form
-        own: Any = policy.model.peft_config["default"]  # type: ignore[index]
-        loader = auto_class("causal" if policy.mask_id is None else "masked", policy.causal_lm.config).__name__
-        told = ADAPTER_CARD.format(rank=own.r, base=own.base_model_name_or_path, loader=loader)
-        card.write_text(told, encoding="utf-8")
+    (folder / CARD).unlink(missing_ok=True)  # peft's is an empty form; `covey export` writes one
     policy.save_tokenizer(folder)
 
 
