@@ -95,6 +95,15 @@ def test_half_precision_is_computed_in_float32(scan: Scan, by_channel: bool) -> 
         assert torch.equal(mine, theirs.bfloat16())
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_autocast_leaves_states_and_sums_in_float32(scan: Scan, by_channel: bool) -> None:
+    kind = Kind(by_channel=by_channel)
+    given, gradient = drawn(kind, NUM_TOKENS), gradient_of(kind, NUM_TOKENS)
+    expected = gradients_of(scan, given, ROWS_S3, gradient)
+    found = gradients_of(torch.autocast("cpu", dtype=torch.bfloat16)(scan), given, ROWS_S3, gradient)
+    assert all(torch.equal(got, want) for got, want in zip(found, expected, strict=True))
+
+
 def test_inputs_of_any_strides_are_taken(scan: Scan) -> None:
     kind = Kind(shared=2, by_channel=True)
     given, gradient = drawn(kind, NUM_TOKENS), gradient_of(kind, NUM_TOKENS)
@@ -144,6 +153,20 @@ def test_states_are_held_between_passes_over_forests(scan: Scan, kind: Kind) -> 
 
 
 # ------------------------------------------------------------------------------------------------ others
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_keys_that_repeat_overwrite_what_they_hold(scan: Scan, by_channel: bool) -> None:
+    """With beta = 1 and no decay a state holds the last value of a key; with beta = 2 it swings around it."""
+    kind = Kind(key_heads=1, by_channel=by_channel)
+    given = with_decay(drawn(kind, 200), torch.zeros(200, 1, 16 if by_channel else 1))
+    given.key_TKN.copy_(given.key_TKN[:1].expand_as(given.key_TKN))
+    given.query_TKN.copy_(given.key_TKN)
+    given.beta_TH.fill_(1.0)
+    rows = places(0, 200, -1)[None]
+    assert farthest([scan(given, rows)], [given.value_THP.double()]) < 3e-6
+    given.beta_TH.fill_(2.0)
+    assert farthest([scan(given, rows)], [outputs_by_tokens(given, rows)]) < 1e-4
 
 
 @pytest.mark.parametrize("by_channel", [False, True])

@@ -46,7 +46,9 @@ def gated_scan(given: Recurrence, rows_S3: Tensor, holders: Holders | None = Non
     outs = []
     for bucket, (position_RQ, real_RQ) in zip(buckets, padded, strict=True):
         before_RHNP = torch.stack([held.get(place, states[rows[place][2]]) for place in bucket])
-        out_RHQP, after_RHNP = _scan(_rectangle(given, position_RQ, real_RQ), before_RHNP, given.value_THP.dtype)
+        inputs = _rectangle(given, position_RQ, real_RQ)
+        with torch.autocast(before_RHNP.device.type, enabled=False):
+            out_RHQP, after_RHNP = _scan(inputs, before_RHNP, given.value_THP.dtype)
         outs.append(out_RHQP.transpose(1, 2).flatten(0, 1))
         states |= dict(zip(bucket, after_RHNP.unbind(), strict=True))
     if holders is not None:
