@@ -49,6 +49,7 @@ class Cached(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "row_keys", "row_values")),
+        *((name, ctypes.c_void_p) for name in ("inputs", "states")),
         ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
     )
@@ -118,8 +119,21 @@ class CompiledDecodeLayout:
     def make_cache_struct(self, layer: int, rule: Rule) -> Cached:
         """Return the struct of one layer's cache."""
         blocks = self._cache.prompts, self._cache.rows
+        if layer < 0:
+            return Cached()
         pointers = (tensors[layer].data_ptr() for block in blocks for tensors in (block.keys, block.values))
-        return Cached(*pointers, NO_WINDOW if rule.window is None else rule.window, rule.scaling)
+        return Cached(*pointers, None, None, NO_WINDOW if rule.window is None else rule.window, rule.scaling)
+
+    def make_state_struct(self, place: int) -> Cached:
+        """Return the struct of the states of one layer."""
+        states = self.forest.states
+        assert states is not None, "a cache has states"
+        inputs, state = states.inputs.get(place), states.states.get(place)
+        return Cached(inputs=_pointer(inputs), states=_pointer(state))
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:

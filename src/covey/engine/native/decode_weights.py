@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.engine.native.models import joined
+from covey.engine.native.models.families import OF_LLAMA
 from covey.engine.native.models.fused import FusedModel, is_fusable, linear_layers
 from covey.engine.native.panels import Adapter, CompiledLinear, Weights
 from covey.policy.attention.base import Rule
@@ -24,6 +25,7 @@ from covey.policy.head import linear_layer, wide_product
 from covey.policy.kernels.linear import PLAIN, MergedLinear, OneDnnLinear, PackedLinear
 from covey.policy.models.quantized import dequantize, is_quantized
 from covey.policy.policy import Policy, head_modules, is_half
+from covey.policy.recurrence.mixers import is_routed
 
 
 class FusedAdapter(nn.Module):
@@ -108,7 +110,8 @@ def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> 
     # deepcopy takes what it finds here for copied: modules are new, tensors are the policy's own.
     model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in shared})
     fused = {name: _fuse(model.get_submodule(name), rules, policy) for name in _fusable(policy, rules)}
-    through_c = bool(fused) and not joined.is_wanted(policy)
+    in_c = bool(fused) or (bool(rules) and is_routed(policy.causal_lm))
+    through_c = in_c and not joined.is_wanted(policy)
     others = _linear_beside(policy, fused) if through_c else _held_layers(policy)
     held = {name: _hold(layer, policy.precision, through_c) for name, layer in others}
     adapters = {name: FusedAdapter(model.get_submodule(name), policy.precision) for name in _fused_adapters(policy)}
@@ -154,7 +157,8 @@ def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
     Only with rules, where decoding goes through C or is joined.
     """
     base = policy.causal_lm.base_model
-    if not rules or not is_fusable(base) or not all(_is_taken(linear, policy) for linear in linear_layers(base)):
+    is_known = is_fusable(base) and (type(base) in OF_LLAMA or not joined.is_wanted(policy))
+    if not rules or not is_known or not all(_is_taken(linear, policy) for linear in linear_layers(base)):
         return []
     return [name for name, module in policy.model.named_modules() if module is base]
 

@@ -46,7 +46,7 @@ class ProbeLayout:
 
     def convolve(self, place: int, given: Convolution, operations: Operations) -> Tensor:
         width = given.weight_CW.shape[1] - 1
-        self._note(HeldShape(place, True, (width, given.x_TC.shape[1]), given.x_TC.dtype))
+        self._note(HeldShape(place, True, (width, given.x_TC.shape[1]), torch.float32))
         return ONE_TOKEN.convolve(place, given, operations)
 
     def recur(self, place: int, given: Recurrence, operations: Operations) -> Tensor:

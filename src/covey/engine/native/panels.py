@@ -8,7 +8,7 @@ Shapes: N rows, I and O their width before and after, R rank of an adapter, P la
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,12 @@ class Weights:
     """Another for another weight, None where training changes it."""
     bias_O: Tensor | None
     adapter: Adapter | None
+
+    def rows(self, index_O: Tensor) -> "Weights":
+        """Return the weights of some outputs."""
+        bias_O = None if self.bias_O is None else self.bias_O[index_O]
+        adapter = None if self.adapter is None else replace(self.adapter, up_OR=self.adapter.up_OR[index_O])
+        return Weights((len(index_O), self.shape[1]), lambda: self.make()[index_O], self.stamp, bias_O, adapter)
 
     @staticmethod
     def of(weight_OI: Tensor, bias_O: Tensor | None = None, adapter: Adapter | None = None) -> "Weights":

@@ -11,6 +11,7 @@
    ahead. */
 
 #include "decode.h"
+#include "mixer.h"
 #include <sys/mman.h>
 
 #if LANES == 16
@@ -53,11 +54,16 @@ struct Adapter {
     const float *scales;  /* of outputs, as many as there are panels for */
 };
 
+/* A layer mixes tokens, by attention or by a mixer, and has two products behind; one of both may be absent, whose
+   products are 0 wide. */
 typedef struct {
-    Product qkv, output, gate, up, down;
+    Product into, output, gate, up, down; /* without a gate, `up` is squared where it is above 0 */
     const float *norm_before, *norm_after;
     const float *query_norm, *key_norm; /* of a head each, or NULL for none */
+    const Mixer *mixer;                 /* NULL: attention */
     int64_t hidden_width, head_width, num_queries, num_keys;
+    int64_t turned;                     /* numbers of a head that are turned to positions */
+    int64_t attends_gated;              /* whether gates of queries stand behind the heads */
     int64_t half;
     float eps, head_eps;
 } Layer;
@@ -65,8 +71,9 @@ typedef struct {
 typedef struct {
     float *hidden;                 /* rows x hidden width, changed in place */
     const float *cosines, *sines;  /* rows x head width */
-    float *heads;                  /* rows x (queries, keys, values) x head width */
-    const float *attended;         /* rows x queries x head width */
+    float *heads;                  /* rows x (queries, keys, values) x head width, or what a mixer reads */
+    float *attended;               /* rows x what enters the output */
+    float *mixed;                  /* rows x what a mixer convolves */
     void *normed, *gated;          /* room for BATCH rows of what enters a product */
     void *narrow[2];               /* the same of what enters the second product of an adapter */
     int64_t rows, num_threads;
@@ -76,6 +83,7 @@ typedef struct {
 typedef struct {
     const void *prompt_keys, *prompt_values;
     void *row_keys, *row_values;
+    Held held; /* of a mixer */
     int64_t window;
     float scaling;
 } Cached;
@@ -239,21 +247,23 @@ INLINE float swish(float x) {
     return x * (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-/* gated = swish(x * gate) * (x * up); shared out among the threads. */
+/* gated = swish(x * gate) * (x * up), or what is above 0 of x * up, squared; shared out among the threads. */
 INLINE void gate_rows(const Layer *l, const void *x, void *const narrow[2], void *gated, int64_t rows, const int half) {
-    narrow_rows(&l->gate, x, narrow[0], rows, half);
+    const int64_t has_gate = l->gate.outer;
+    if (has_gate) narrow_rows(&l->gate, x, narrow[0], rows, half);
     narrow_rows(&l->up, x, narrow[1], rows, half);
 #pragma omp for schedule(static)
-    for (int64_t panel = 0; panel < num_panels(&l->gate); panel++)
+    for (int64_t panel = 0; panel < num_panels(&l->up); panel++)
         for (int64_t first = 0; first < rows; first += ROWS) {
             Sums gate, up;
-            tile(&l->gate, x, narrow[0], first, rows - 1, panel, gate, half);
+            if (has_gate) tile(&l->gate, x, narrow[0], first, rows - 1, panel, gate, half);
             tile(&l->up, x, narrow[1], first, rows - 1, panel, up, half);
-            const int64_t count = smaller(PANEL, l->gate.outer - panel * PANEL);
+            const int64_t count = smaller(PANEL, l->up.outer - panel * PANEL);
             for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
-                const int64_t at = (first + r) * l->gate.outer + panel * PANEL;
+                const int64_t at = (first + r) * l->up.outer + panel * PANEL;
                 const float *g = (const float *)gate[r], *u = (const float *)up[r];
-                for (int64_t c = 0; c < count; c++) put(gated, at + c, swish(g[c]) * u[c], half);
+                for (int64_t c = 0; c < count; c++)
+                    put(gated, at + c, has_gate ? swish(g[c]) * u[c] : u[c] < 0.0f ? 0.0f : u[c] * u[c], half);
             }
         }
 }
@@ -272,12 +282,12 @@ INLINE void norm_rows(const float *x, const float *weight, void *out, int64_t ro
 
 /* Norms of queries and keys, where there are any, and their rotary positions: halves of a head turn against each other. */
 INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines, float *heads, int64_t rows) {
-    const int64_t width = l->head_width, half = width / 2, num_heads = l->num_queries + 2 * l->num_keys;
+    const int64_t width = l->head_width, half = l->turned / 2;
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        const float *cosine = cosines + row * width, *sine = sines + row * width;
+        const float *cosine = cosines + row * l->turned, *sine = sines + row * l->turned;
         for (int64_t head = 0; head < l->num_queries + l->num_keys; head++) {
-            float *x = heads + (row * num_heads + head) * width;
+            float *x = heads + row * l->into.outer + head * width;
             const float *weight = head < l->num_queries ? l->query_norm : l->key_norm;
             if (weight) norm(x, weight, x, 0, width, l->head_eps, 0);
             for (int64_t c = 0; c < half; c++) {
@@ -292,10 +302,11 @@ INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines
 INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
     for (int64_t first = 0; first < p->rows; first += BATCH) {
         const int64_t rows = smaller(BATCH, p->rows - first);
-        float *heads = p->heads + first * l->qkv.outer;
+        float *heads = p->heads + first * l->into.outer;
         norm_rows(p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, l->hidden_width, l->eps, half);
-        multiply_rows(&l->qkv, p->normed, p->narrow[0], NULL, heads, rows, half);
-        rotate_rows(l, p->cosines + first * l->head_width, p->sines + first * l->head_width, heads, rows);
+        multiply_rows(&l->into, p->normed, p->narrow[0], NULL, heads, rows, half);
+        if (l->mixer) continue;
+        rotate_rows(l, p->cosines + first * l->turned, p->sines + first * l->turned, heads, rows);
     }
 }
 
@@ -308,13 +319,26 @@ INLINE const void *operand(const float *x, void *room, int64_t rows, int64_t wid
     return room;
 }
 
+/* What was attended times the logistic function of the gates, which stand behind queries, keys and values. */
+INLINE void gate_attended(const Layer *l, const float *heads, float *attended, int64_t rows) {
+    const int64_t width = l->output.inner, at = (l->num_queries + 2 * l->num_keys) * l->head_width;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t c = 0; c < width; c++) attended[row * width + c] *= logistic(heads[row * l->into.outer + at + c]);
+}
+
 INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
     const int64_t width = l->hidden_width;
     for (int64_t first = 0; first < p->rows; first += BATCH) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *hidden = p->hidden + first * width;
-        const void *attended = operand(p->attended + first * l->output.inner, p->gated, rows, l->output.inner, half);
-        multiply_rows(&l->output, attended, p->narrow[0], hidden, hidden, rows, half);
+        if (l->output.outer) {
+            float *from = p->attended + first * l->output.inner;
+            if (l->attends_gated) gate_attended(l, p->heads + first * l->into.outer, from, rows);
+            const void *attended = operand(from, p->gated, rows, l->output.inner, half);
+            multiply_rows(&l->output, attended, p->narrow[0], hidden, hidden, rows, half);
+        }
+        if (!l->up.outer) continue;
         norm_rows(hidden, l->norm_after, p->normed, rows, width, l->eps, half);
         gate_rows(l, p->normed, p->narrow, p->gated, rows, half);
         multiply_rows(&l->down, p->gated, p->narrow[0], hidden, hidden, rows, half);
@@ -345,8 +369,13 @@ INLINE void decode_layers(const Layer *layers, const Cached *cached, int64_t num
         d.prompt_keys = cached[l].prompt_keys, d.prompt_values = cached[l].prompt_values;
         d.row_keys = cached[l].row_keys, d.row_values = cached[l].row_values;
         d.window = cached[l].window, d.scaling = cached[l].scaling;
-        before_attention(&layers[l], p, half);
-        decode_attention(&d);
+        if (layers[l].into.outer) {
+            before_attention(&layers[l], p, half);
+            if (layers[l].mixer)
+                mix_rows(layers[l].mixer, &cached[l].held, p->heads, layers[l].into.outer, p->mixed, p->attended, p->rows);
+            else
+                decode_attention(&d);
+        }
         after_attention(&layers[l], p, half);
     }
 }

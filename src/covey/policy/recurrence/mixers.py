@@ -127,18 +127,19 @@ def route(model: nn.Module, operations: Operations) -> int:
 
 def unroute(model: nn.Module) -> None:
     """Give the layers back their own forward pass."""
-    for module in filter(_is_bound, model.modules()):
+    for module in filter(mixer_of, model.modules()):
         del module.forward
 
 
 def is_routed(model: nn.Module) -> bool:
     """Return True for a model with layers that `route` bound."""
-    return any(map(_is_bound, model.modules()))
+    return any(map(mixer_of, model.modules()))
 
 
-def _is_bound(module: nn.Module) -> bool:
+def mixer_of(module: nn.Module) -> Mixer | None:
+    """Return how a layer that `route` bound computes."""
     forward = vars(module).get("forward")
-    return isinstance(forward, MethodType) and MARK in forward.__func__.__globals__
+    return forward.__func__.__globals__.get(MARK) if isinstance(forward, MethodType) else None
 
 
 def _wide(values: Tensor) -> Tensor:

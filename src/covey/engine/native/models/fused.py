@@ -1,9 +1,10 @@
-"""Models of Llama's family in layer.c, without gradient.
+"""Known models in layer.c, without gradient: Llama's family, and hybrids with layers that have a state.
 
 As transformers write it, a layer is some forty operations around its products and its attention, which in decoding take
 as long as the products. The numbers are the layer's but for rounding, and a row's do not depend on the rows beside it.
 
-Shapes: T tokens of the stream (B = 1), C hidden width, H query heads, K key/value heads, D head width.
+Shapes: T tokens of the stream (B = 1), R rows of a decode step, C hidden width, O outputs of a product, H query heads,
+K key/value heads, D head width.
 """
 
 import ctypes
@@ -12,35 +13,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
-from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaModel
-from transformers.models.mistral.modeling_mistral import MistralModel
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from covey.engine.native.compiled import Cached, CompiledDecodeLayout
+from covey.engine.native.compiled import Cached, CompiledDecodeLayout, Decode
+from covey.engine.native.models.families import FAMILIES, Parts, eps_of, norm_offset, parts_of
+from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
 from covey.policy.attention.base import Layout, Rule
 from covey.policy.kernels.compiler import library
-from covey.policy.kernels.layers import LAYERS
-
-FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
-"""Models of such layers, and nothing else."""
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values, (1, H or K, T, D)."""
 WeightsOf = Callable[[nn.Module], Weights]
 """Those of a linear layer, its adapter merged in or beside it."""
+NO_RULE = Rule(1.0, None)
 
 
 class Layer(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
     _fields_ = (
-        *((name, PanelProduct) for name in ("qkv", "output", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "query_norm", "key_norm")),
-        *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "half")),
+        *((name, PanelProduct) for name in ("into", "output", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "query_norm", "key_norm", "mixer")),
+        *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "turned")),
+        *((name, ctypes.c_int64) for name in ("attends_gated", "half")),
         *((name, ctypes.c_float) for name in ("eps", "head_eps")),
     )
 
@@ -50,7 +46,7 @@ class Pass(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended")),
-        *((name, ctypes.c_void_p) for name in ("normed", "gated")),
+        *((name, ctypes.c_void_p) for name in ("mixed", "normed", "gated")),
         ("narrow", ctypes.c_void_p * 2),
         *((name, ctypes.c_int64) for name in ("rows", "num_threads")),
     )
@@ -59,33 +55,76 @@ class Pass(ctypes.Structure):
 class FusedLayer:
     """The buffers of a layer's weights for layer.c, filled by `take`."""
 
-    def __init__(self, layer: Any, rule: Rule, weights_of: WeightsOf, half: bool) -> None:
-        self.index, self.rule = int(layer.self_attn.layer_idx), rule
+    def __init__(self, parts: Parts, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
         self._weights_of = weights_of
-        self._panels = [PackedWeights(self._weights(part), half) for part in _parts(layer)]
-        self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in norms_of(layer)]
-        width = int(layer.self_attn.head_dim)
-        num_queries, num_keys = (linear.out_features // width for linear in _parts(layer)[0][:2])
-        # Norms go by pointer; models without some have None there
-        pointers = [norm.data_ptr() for norm in self._norms] + [None] * (4 - len(self._norms))
-        epsilons = [norm.variance_epsilon for norm in norms_of(layer)]
-        products = [panels.product for panels in self._panels]
-        sizes = (products[0].inner, width, num_queries, num_keys, half)
-        self.call = Layer(*products, *pointers, *sizes, epsilons[0], epsilons[-1])
+        self.index = -1 if parts.attention is None else int(parts.attention.layer_idx)
+        self.rule = rules.get(self.index, NO_RULE)
+        self.mixed = None if parts.mixer is None else MixedLayer(parts.mixer)
+        self._panels = {name: PackedWeights(part, half) for name, part in self._products(parts).items()}
+        self._offsets = [norm_offset(norm) for norm in (*parts.norms, *parts.head_norms)]
+        self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in (*parts.norms, *parts.head_norms)]
+        self.call = Layer(**{name: panels.product for name, panels in self._panels.items()})
+        self.call.norm_before, self.call.norm_after = (
+            self._norms[0].data_ptr(),
+            self._norms[len(parts.norms) - 1].data_ptr(),
+        )
+        self.call.half, self.call.eps = half, eps_of(parts.norms[0])
+        self.call.hidden_width = self._panels["into" if parts.into else "up"].product.inner
+        if self.mixed is not None:
+            self.call.mixer = ctypes.addressof(self.mixed.call)
+        if parts.attention is not None:
+            self._describe_attention(parts)
 
-    def take(self, layer: Any) -> None:
-        for panels, part in zip(self._panels, _parts(layer), strict=True):
-            panels.take(self._weights(part))
-        for mine, theirs in zip(self._norms, norms_of(layer), strict=True):
-            mine.copy_(theirs.weight)
+    def _describe_attention(self, parts: Parts) -> None:
+        call, width = self.call, int(parts.attention.head_dim)
+        call.head_width, call.attends_gated = width, _is_gated(parts)
+        call.num_queries, call.num_keys = call.output.inner // width, _width_of(parts.into[1]) // width
+        if parts.head_norms:
+            call.query_norm, call.key_norm = (norm.data_ptr() for norm in self._norms[-2:])
+            call.head_eps = eps_of(parts.head_norms[-1])
+
+    def take(self, parts: Parts) -> None:
+        for name, part in self._products(parts).items():
+            self._panels[name].take(part)
+        norms = (*parts.norms, *parts.head_norms)
+        for mine, theirs, offset in zip(self._norms, norms, self._offsets, strict=True):
+            mine.copy_(theirs.weight + offset)
+        if self.mixed is not None:
+            self.mixed.take(parts.mixer)
 
     @property
     def narrow_width(self) -> int:
         """Return the most inner numbers per row of adapters' products."""
-        return max(panels.narrow_width for panels in self._panels)
+        return max(panels.narrow_width for panels in self._panels.values())
 
-    def _weights(self, part: list[nn.Module]) -> list[Weights]:
-        return [self._weights_of(linear) for linear in part]
+    def _products(self, parts: Parts) -> dict[str, list[Weights]]:
+        """Return the weights of each product; gates of queries go last."""
+        names = INNER[len(INNER) - len(parts.inner) :]
+        found = {name: [self._weights_of(part)] for name, part in zip(names, parts.inner, strict=True)}
+        if parts.into:
+            found |= {"into": [self._weights_of(part) for part in parts.into]}
+            found |= {"output": [self._weights_of(part) for part in parts.output]}
+        if _is_gated(parts):
+            query, *others = found["into"]
+            width = int(parts.attention.head_dim)
+            place_HXD = torch.arange(query.shape[0]).view(-1, 2, width)
+            first, last = (query.rows(place_HXD[:, half].flatten()) for half in (0, 1))
+            found["into"] = [first, *others, last]
+        return found
+
+
+INNER = ("gate", "up", "down")
+
+
+def _is_gated(parts: Parts) -> bool:
+    """Return True where queries come with gates, head by head."""
+    if parts.attention is None:
+        return False
+    return _width_of(parts.into[0]) == 2 * int(parts.output[0].in_features)
+
+
+def _width_of(linear: Any) -> int:
+    return int(linear.out_features)
 
 
 class FusedModel(nn.Module):
@@ -93,95 +132,121 @@ class FusedModel(nn.Module):
 
     def __init__(self, model: Any, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
         super().__init__()
-        self.embed_tokens, self.rotary_emb = model.embed_tokens, model.rotary_emb
-        self._layers = [FusedLayer(layer, rules[layer.self_attn.layer_idx], weights_of, half) for layer in model.layers]
+        self._family = FAMILIES[type(model)]
+        modules = model._modules
+        for name in (self._family.embedding, self._family.rotary):
+            if name is not None:
+                self.add_module(name, modules[name])  # refreshed by name
+        self._layers = [FusedLayer(parts, rules, weights_of, half) for parts in _layer_parts(model)]
         self._calls = (Layer * len(self._layers))(*(layer.call for layer in self._layers))
-        self._narrow_width = max(layer.narrow_width for layer in self._layers)
-        self._norm = torch.empty_like(model.norm.weight, dtype=torch.float32)
-        self._eps = float(model.norm.variance_epsilon)
+        self._widths = self._measure()
+        norm = modules[self._family.final_norm]
+        self._norm, self._eps, self._offset = (
+            torch.empty_like(norm.weight, dtype=torch.float32),
+            eps_of(norm),
+            norm_offset(norm),
+        )
         self._c = library(SOURCE)
+
+    def _measure(self) -> tuple[int, ...]:
+        """Return the widths of a row in what `Pass` points to, from heads on."""
+        calls, narrow = self._calls, max(layer.narrow_width for layer in self._layers)
+        widest = max(max(call.up.outer, call.output.inner) for call in calls)
+        mixed = max(0 if layer.mixed is None else layer.mixed.call.channels for layer in self._layers)
+        before = max(call.into.outer for call in calls), max(call.output.inner for call in calls), mixed
+        return *before, calls[0].hidden_width, widest, narrow, narrow
 
     @torch.no_grad()
     def take(self, model: Any) -> None:
-        for mine, theirs in zip(self._layers, model.layers, strict=True):
+        for mine, theirs in zip(self._layers, _layer_parts(model), strict=True):
             mine.take(theirs)
-        self._norm.copy_(model.norm.weight)
+        self._norm.copy_(model._modules[self._family.final_norm].weight + self._offset)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Any, **keywords: Any) -> Any:
         """Map (1, T) to last hidden states (1, T, C)."""
-        embedded_1TC = self.embed_tokens(input_ids)
+        embedded_1TC = self.get_submodule(self._family.embedding)(input_ids)
+        rotary = None if self._family.rotary is None else self.get_submodule(self._family.rotary)
         # All tensors are held until the last call is done: what is made in passing would be freed before.
         hidden_TC = embedded_1TC[0].float().contiguous()
-        angles = [angle[0].float().contiguous() for angle in self.rotary_emb(embedded_1TC, position_ids)]
-        first = self._layers[0].call
-        heads_THD = hidden_TC.new_empty(len(hidden_TC), first.num_queries + 2 * first.num_keys, first.head_width)
-        widths = first.hidden_width, self._widest(), self._narrow_width, self._narrow_width
-        rooms = [hidden_TC.new_empty(BATCH * width) for width in widths]
-        given = (hidden_TC, *angles, heads_THD, heads_THD, *rooms)
-        pointers = [tensor.data_ptr() for tensor in given]
+        angles = [hidden_TC[:0]] * 2  # no positions: no number of a head is turned
+        if rotary is not None:
+            angles = [angle[0].float().contiguous() for angle in rotary(embedded_1TC, position_ids)]
+        whole = [hidden_TC.new_empty(len(hidden_TC), width) for width in self._widths[:3]]
+        rooms = [hidden_TC.new_empty(BATCH * width) for width in self._widths[3:]]
+        pointers = [tensor.data_ptr() for tensor in (hidden_TC, *angles, *whole, *rooms)]
         narrow = (ctypes.c_void_p * 2)(*pointers[-2:])
         tensors = Pass(*pointers[:-2], narrow, len(hidden_TC), torch.get_num_threads())
-        sizes = (first.num_queries, first.num_keys, first.num_keys)
-        query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
-        compute = self._decode if isinstance(layout, CompiledDecodeLayout) else self._attend_between
-        compute(tensors, (query, key, value), layout)
+        for call in self._calls:
+            call.turned = 0 if rotary is None else angles[0].shape[1]
+        if isinstance(layout, CompiledDecodeLayout):
+            self._decode(tensors, whole[0], whole[1], layout)
+        else:
+            self._mix_between(tensors, hidden_TC, whole[0], layout)
         self._normalise(hidden_TC)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
+        return MoeModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
 
-    def _decode(self, tensors: Pass, heads: Heads, layout: CompiledDecodeLayout) -> None:
-        query_1HRD = heads[0]
-        attended_RHD = query_1HRD.new_empty(query_1HRD.shape[2], query_1HRD.shape[1], query_1HRD.shape[3])
-        tensors.attended = attended_RHD.data_ptr()
+    def _decode(self, tensors: Pass, heads_RO: Tensor, attended_RO: Tensor, layout: CompiledDecodeLayout) -> None:
         cached = (Cached * len(self._layers))(
-            *(layout.make_cache_struct(layer.index, layer.rule) for layer in self._layers)
+            *(
+                layout.make_cache_struct(layer.index, layer.rule)
+                if layer.mixed is None
+                else layout.make_state_struct(layer.mixed.place)
+                for layer in self._layers
+            )
         )
-        how = ctypes.byref(tensors), ctypes.byref(layout.attending(heads, attended_RHD))
+        attending = Decode()
+        for call in [layer.call for layer in self._layers if layer.index >= 0][:1]:
+            heads = _heads_of(call, heads_RO)
+            out_RHD = attended_RO.view(-1)[: len(heads_RO) * call.output.inner].view(len(heads_RO), -1, call.head_width)
+            attending = layout.attending(heads, out_RHD)
+        how = ctypes.byref(tensors), ctypes.byref(attending)
         self._c.covey_decode_layers(self._calls, cached, ctypes.c_int64(len(cached)), *how)
 
-    def _attend_between(self, tensors: Pass, heads: Heads, layout: Layout) -> None:
-        """Compute the layers around their attention."""
-        for layer in self._layers:
-            self._c.covey_before_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
-            attended_HTD = layout.attend(layer.index, *heads, layer.rule)[0]
-            attended_THD = attended_HTD.transpose(0, 1).float().contiguous()
-            tensors.attended = attended_THD.data_ptr()
-            self._c.covey_after_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
+    def _mix_between(self, tensors: Pass, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> None:
+        """Compute the layers around what mixes their tokens."""
+        for layer, own in zip(self._layers, self._calls, strict=True):
+            call = ctypes.byref(own)
+            if own.into.outer:
+                self._c.covey_before_attention(call, ctypes.byref(tensors))
+                mixed_TO = self._mix(layer, hidden_TC, heads_TO, layout)
+                tensors.attended = mixed_TO.data_ptr()
+            self._c.covey_after_attention(call, ctypes.byref(tensors))
+
+    def _mix(self, layer: FusedLayer, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> Tensor:
+        if layer.mixed is not None:
+            return layer.mixed.mix(hidden_TC, _columns(layer.call, heads_TO), layout)
+        attended_HTD = layout.attend(layer.index, *_heads_of(layer.call, heads_TO), layer.rule)[0]
+        return attended_HTD.transpose(0, 1).float().contiguous()
 
     def _normalise(self, hidden_TC: Tensor) -> None:
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (hidden_TC, self._norm))
         sizes = (ctypes.c_int64(size) for size in hidden_TC.shape)
         self._c.covey_norm(*pointers, *sizes, ctypes.c_float(self._eps), ctypes.c_int64(torch.get_num_threads()))
 
-    def _widest(self) -> int:
-        """Return the largest width of a product's input after attention."""
-        return max(max(layer.call.gate.outer, layer.call.output.inner) for layer in self._layers)
+
+def _columns(call: Layer, room_TO: Tensor) -> Tensor:
+    """Return what a layer's first product wrote, (T, O)."""
+    outer = call.into.outer
+    return room_TO.view(-1)[: len(room_TO) * outer].view(-1, outer)
+
+
+def _heads_of(call: Layer, room_TO: Tensor) -> Heads:
+    """Return the views of heads that a layer's first product wrote."""
+    sizes = call.num_queries, call.num_keys, call.num_keys
+    heads_THD = _columns(call, room_TO)[:, : sum(sizes) * call.head_width].unflatten(1, (sum(sizes), -1))
+    query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
+    return query, key, value
+
+
+def _layer_parts(model: Any) -> list[Parts]:
+    parts = [parts_of(layer, FAMILIES[type(model)]) for layer in model.layers]
+    return [part for part in parts if part is not None]
 
 
 def is_fusable(model: Any) -> bool:
     """Return True if FusedModel computes exactly this model's form."""
-    return type(model) in FAMILY and all(
-        isinstance(layer, LAYERS) and isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in model.layers
-    )
+    return type(model) in FAMILIES and len(_layer_parts(model)) == len(model.layers)
 
 
 def linear_layers(model: Any) -> list[nn.Module]:
-    return [linear for layer in model.layers for linear in linear_layers_of(layer)]
-
-
-def linear_layers_of(layer: Any) -> list[Any]:
-    """Return a layer's q, k, v, o, gate, up and down."""
-    return [linear for part in _parts(layer) for linear in part]
-
-
-def _parts(layer: Any) -> list[list[Any]]:
-    """Return the linear layers that form one product each."""
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return [qkv, [attention.o_proj], [mlp.gate_proj], [mlp.up_proj], [mlp.down_proj]]
-
-
-def norms_of(layer: Any) -> list[Any]:
-    """Return a layer's norms: before and after attention, queries', keys' if any."""
-    attention = layer.self_attn
-    of_heads = [attention.q_norm, attention.k_norm] if isinstance(layer, Qwen3DecoderLayer) else []
-    return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
+    return [linear for parts in _layer_parts(model) for linear in parts.linear]

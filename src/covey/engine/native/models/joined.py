@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from covey.engine.native.models.fused import linear_layers_of, norms_of
+from covey.engine.native.models.families import LLAMA, Parts, parts_of
 from covey.policy.attention.base import Layout, Rule
 from covey.policy.kernels.gpu.inductor import compile_once
 from covey.policy.kernels.gpu.residual import norm, sum_and_norm
@@ -70,12 +70,12 @@ class JoinedLayer:
         width = int(layer.self_attn.head_dim)
         query, key, _ = _parts(layer)[0]
         self.num_heads = query.out_features // width, key.out_features // width
-        self.norms = norms_of(layer)
+        self.norms = _norms_of(layer)
         self.eps = [part.variance_epsilon for part in self.norms]
 
     def take(self, layer: Any) -> None:
         """Copy the layer's weights; norms are shared."""
-        self.norms = norms_of(layer)
+        self.norms = _norms_of(layer)
         for mine, theirs in zip((self.qkv, self.output, self.gates, self.down), _parts(layer), strict=True):
             mine.take(theirs)
 
@@ -178,7 +178,18 @@ def apply_gate(gates_TI: Tensor) -> Tensor:
     return F.silu(gate.float()).to(gates_TI.dtype) * up
 
 
+def _named(layer: Any) -> Parts:
+    parts = parts_of(layer, LLAMA)
+    assert parts is not None, "chosen for Llama's family"
+    return parts
+
+
+def _norms_of(layer: Any) -> list[Any]:
+    """Return a layer's norms: before and after attention, queries', keys' if any."""
+    return [*_named(layer).norms, *_named(layer).head_norms]
+
+
 def _parts(layer: Any) -> list[Sequence[Any]]:
     """Return the linear layers that form one product each."""
-    query, key, value, output, gate, up, down = linear_layers_of(layer)
+    query, key, value, output, gate, up, down = _named(layer).linear
     return [(query, key, value), (output,), (gate, up), (down,)]

@@ -1,0 +1,131 @@
+"""Name the parts of layers that layer.c computes, by family.
+
+A layer mixes tokens, by attention or by a layer with a state, and has a gated product behind; Nemotron-H has one of
+both in each. A family that is not named here is decoded module by module.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ReLUSquaredActivation, SiLUActivation
+from transformers.models.lfm2.modeling_lfm2 import Lfm2Model
+from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.mistral.modeling_mistral import MistralModel
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextModel
+
+from covey.engine.native.models.mixed import mixed_of
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Names of a base model's parts, and of its layers'."""
+
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """Before the mixing, and before what is behind it; one where a layer has one of both."""
+    attention: str = "self_attn"
+    mixer: str = "linear_attn"
+    inner: str = "mlp"
+    inner_parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    head_norms: tuple[str, ...] = ("q_norm", "k_norm")
+    output: str = "o_proj"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    rotary: str | None = "rotary_emb"
+
+
+LLAMA = Family()
+OF_LLAMA = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
+FAMILIES: Mapping[type[nn.Module], Family] = {
+    **dict.fromkeys((*OF_LLAMA, Qwen3_5TextModel), LLAMA),
+    Lfm2Model: Family(
+        norms=("operator_norm", "ffn_norm"),
+        mixer="conv",
+        inner="feed_forward",
+        inner_parts=("w1", "w3", "w2"),
+        head_norms=("q_layernorm", "k_layernorm"),
+        output="out_proj",
+        final_norm="embedding_norm",
+    ),
+    NemotronHModel: Family(
+        norms=("norm",),
+        attention="mixer",
+        mixer="mixer",
+        inner="mixer",
+        inner_parts=("up_proj", "down_proj"),
+        embedding="embeddings",
+        final_norm="norm_f",
+        rotary=None,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The modules of a layer; lists are empty where it has no such part."""
+
+    norms: list[Any]
+    into: list[Any]
+    """Linear layers of one input that begin the mixing."""
+    output: list[Any]
+    inner: list[Any]
+    """Linear layers behind: gate, up and down, or without a gate."""
+    attention: Any = None
+    mixer: Any = None
+    head_norms: Sequence[Any] = ()
+
+    @property
+    def linear(self) -> list[Any]:
+        return [*self.into, *self.output, *self.inner]
+
+
+def parts_of(layer: Any, family: Family) -> Parts | None:
+    """Return the parts of a layer, None where layer.c cannot compute it."""
+    held = layer._modules
+    attention, mixer = held.get(family.attention), held.get(family.mixer)
+    norms = [held[name] for name in family.norms]
+    inner = _inner_parts(held.get(family.inner), family)
+    if len(norms) == 2 and not inner:
+        return None
+    if attention is not None and "q_proj" in attention._modules:
+        into = [attention.q_proj, attention.k_proj, attention.v_proj]
+        of_heads = [attention._modules[name] for name in family.head_norms if name in attention._modules]
+        output = [attention._modules[family.output]]
+        return Parts(norms, into, output, inner, attention=attention, head_norms=of_heads)
+    if mixed := mixed_of(mixer):
+        return Parts(norms, [mixer._modules[name] for name in mixed.into], [mixer.out_proj], inner, mixer=mixer)
+    return Parts(norms, [], [], inner) if inner and len(norms) == 1 else None
+
+
+def _inner_parts(inner: Any, family: Family) -> list[Any]:
+    """Return the linear layers behind the mixing, if they are of a known form."""
+    if inner is None or not set(family.inner_parts) <= set(inner._modules):
+        return []
+    act = inner._modules.get("act_fn")  # LFM2's is a function
+    known = ReLUSquaredActivation if len(family.inner_parts) == 2 else (nn.SiLU, SiLUActivation, type(None))
+    return [inner._modules[name] for name in family.inner_parts] if isinstance(act, known) else []
+
+
+def norm_offset(norm: Any) -> float:
+    """Return what a norm adds to its weight: 0, or 1 as Gemma's and Qwen3.5's do.
+
+    ValueError for a norm of another form.
+    """
+    weight_C = norm.weight.detach().float()
+    probe_C = torch.where(torch.arange(len(weight_C)) % 2 == 0, 2.0, -2.0)
+    with torch.no_grad():
+        found_C = norm(probe_C[None]).float()[0] * probe_C.sign()
+    for offset in (0.0, 1.0):
+        if torch.allclose(found_C, weight_C + offset, rtol=1e-2, atol=1e-2):
+            return offset
+    raise ValueError(f"norms must be of a root of mean squares, got {type(norm).__name__}")
+
+
+def eps_of(norm: Any) -> float:
+    """Return what is added to the mean of squares."""
+    return float(vars(norm)["variance_epsilon" if "variance_epsilon" in vars(norm) else "eps"])

@@ -1,0 +1,154 @@
+"""Layers with a state in mixer.h, for decoding.
+
+Shapes: T tokens, W width of the convolution, C channels, H heads, P value width.
+"""
+
+import copy
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from covey.policy.attention.base import Layout
+from covey.policy.kernels.support import LANES
+from covey.policy.recurrence.mixers import SILU, mixer_of
+
+Numbers = dict[str, float]
+Tensors = dict[str, Tensor]
+TENSORS = ("weight", "bias", "decay", "shift", "skip", "norm")
+
+
+class MixerStruct(ctypes.Structure):
+    """The struct Mixer in mixer.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in TENSORS),
+        *((name, ctypes.c_int64) for name in ("channels", "width", "silu", "convolved", "factor", "gate")),
+        *((name, ctypes.c_int64) for name in ("rate", "beta", "query", "key", "value", "num_keys", "num_heads")),
+        *((name, ctypes.c_int64) for name in ("key_width", "value_width", "norm_width", "gates_first", "gate_silu")),
+        *((name, ctypes.c_float) for name in ("eps", "least", "most")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The description of a class of layers with a state."""
+
+    into: tuple[str, ...]
+    """Names of the linear layers before the convolution, in the order of their columns."""
+    numbers: Callable[[Any], Numbers]
+    tensors: Callable[[Any], Tensors]
+
+
+def mixed_of(module: nn.Module | None) -> Mixed | None:
+    """Return the description of a layer, None where mixer.h cannot compute it."""
+    mixed = MIXED.get(type(module))
+    if mixed is None or module is None or mixer_of(module) is None:
+        return None
+    is_known = getattr(module, "activation", "silu") in SILU  # LFM2's has none
+    return mixed if is_known and mixed.numbers(module).get("value_width", 0) % LANES == 0 else None
+
+
+class MixedLayer:
+    """The buffers of a layer's other weights for mixer.h, filled by `take`."""
+
+    def __init__(self, module: Any) -> None:
+        mixed, mixer = mixed_of(module), mixer_of(module)
+        assert mixed is not None and mixer is not None, "chosen for a known layer"  # noqa: PT018
+        self.place, self._mixed = mixer.place, mixed
+        self._tensors = {name: tensor.contiguous() for name, tensor in self._made(module).items()}
+        self.call = MixerStruct(**{name: tensor.data_ptr() for name, tensor in self._tensors.items()})
+        for name, number in (ABSENT | mixed.numbers(module)).items():
+            setattr(self.call, name, number)
+        self._sizes = [module._modules[name].out_features for name in mixed.into]
+
+    def take(self, module: Any) -> None:
+        for name, tensor in self._made(module).items():
+            self._tensors[name].copy_(tensor)
+        self._module = _between(module, self._mixed.into)
+
+    def mix(self, hidden_TC: Tensor, projected_TO: Tensor, layout: Layout) -> Tensor:
+        """Return what enters the output of many tokens, as transformers computes it."""
+        names = self._mixed.into
+        for name, part in zip(names, projected_TO.split(self._sizes, dim=1), strict=True):
+            self._module._modules[name].out = part[None]
+        out: Tensor = self._module(hidden_TC[None], layout=layout)
+        return out[0].float().contiguous()
+
+    def _made(self, module: Any) -> Tensors:
+        return {name: tensor.detach().float() for name, tensor in self._mixed.tensors(module).items()}
+
+
+class Given(nn.Module):
+    """Stands for a linear layer whose product is known."""
+
+    out: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.out
+
+
+def _between(module: Any, into: Sequence[str]) -> Any:
+    """Return the layer on the same weights without its linear layers."""
+    shell = copy.copy(module)
+    shell.training = False
+    shell._modules = {**module._modules, **{name: Given() for name in into}, "out_proj": nn.Identity()}
+    shell.forward = MethodType(module.forward.__func__, shell)
+    return shell
+
+
+def _convolution(layer: Any) -> Tensors:
+    bias = {} if layer.bias is None else {"bias": layer.bias}
+    return {"weight": layer.weight[:, 0].T} | bias
+
+
+def _delta_numbers(layer: Any) -> Numbers:
+    keys, values, heads = layer.key_dim, layer.value_dim, layer.num_v_heads
+    channels = 2 * keys + values
+    return {
+        **{"channels": channels, "width": layer.conv_kernel_size, "silu": 1, "gate": channels, "gate_silu": 1},
+        **{"beta": channels + values, "rate": channels + values + heads, "key": keys, "value": 2 * keys},
+        **{"num_keys": layer.num_k_heads, "num_heads": heads, "key_width": layer.head_k_dim},
+        **{"value_width": layer.head_v_dim, "norm_width": layer.head_v_dim, "eps": layer.norm.variance_epsilon},
+    }
+
+
+def _delta_tensors(layer: Any) -> Tensors:
+    norm = layer.norm.weight.repeat(layer.num_v_heads)
+    return _convolution(layer.conv1d) | {"decay": -layer.A_log.float().exp(), "shift": layer.dt_bias, "norm": norm}
+
+
+def _select_numbers(layer: Any) -> Numbers:
+    inner, channels, keys = layer.intermediate_size, layer.conv_dim, layer.n_groups * layer.ssm_state_size
+    least, most = layer.time_step_limit
+    return {
+        **{"channels": channels, "width": layer.conv_kernel_size, "silu": 1, "convolved": inner, "gate": 0},
+        **{"gate_silu": 1, "gates_first": 1, "rate": inner + channels, "key": inner, "query": inner + keys},
+        **{"num_keys": layer.n_groups, "num_heads": layer.num_heads, "key_width": layer.ssm_state_size},
+        **{"value_width": layer.head_dim, "norm_width": layer.norm.group_size, "eps": layer.norm.variance_epsilon},
+        **{"least": least, "most": most},
+    }
+
+
+def _select_tensors(layer: Any) -> Tensors:
+    rates = {"decay": -layer.A_log.float().exp(), "shift": layer.dt_bias, "skip": layer.D}
+    return _convolution(layer.conv1d) | rates | {"norm": layer.norm.weight}
+
+
+def _short_numbers(layer: Any) -> Numbers:
+    width = layer.out_proj.in_features
+    return {"channels": width, "width": layer.conv_kernel_size, "factor": 0, "gate": width, "convolved": 2 * width}
+
+
+ABSENT: Numbers = {"factor": -1, "gate": -1, "beta": -1}
+MIXED: Mapping[type, Mixed] = {
+    Qwen3_5GatedDeltaNet: Mixed(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), _delta_numbers, _delta_tensors),
+    NemotronHMamba2Mixer: Mixed(("in_proj",), _select_numbers, _select_tensors),
+    Lfm2ShortConv: Mixed(("in_proj",), _short_numbers, lambda layer: _convolution(layer.conv)),
+}
