@@ -137,7 +137,7 @@ def is_routed(model: nn.Module) -> bool:
 
 
 def mixer_of(module: nn.Module) -> Mixer | None:
-    """Return how a layer that `route` bound computes."""
+    """Return the mixer of a layer that `route` bound."""
     forward = vars(module).get("forward")
     return forward.__func__.__globals__.get(MARK) if isinstance(forward, MethodType) else None
 

@@ -66,8 +66,8 @@ FAMILIES: Mapping[type[nn.Module], Family] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The modules of a layer; lists are empty where it has no such part."""
+class LayerParts:
+    """Modules of a layer; empty lists stand for absent parts."""
 
     norms: list[Any]
     into: list[Any]
@@ -84,7 +84,7 @@ class Parts:
         return [*self.into, *self.output, *self.inner]
 
 
-def parts_of(layer: Any, family: Family) -> Parts | None:
+def parts_of(layer: Any, family: Family) -> LayerParts | None:
     """Return the parts of a layer, None where layer.c cannot compute it."""
     held = layer._modules
     attention, mixer = held.get(family.attention), held.get(family.mixer)
@@ -96,14 +96,14 @@ def parts_of(layer: Any, family: Family) -> Parts | None:
         into = [attention.q_proj, attention.k_proj, attention.v_proj]
         of_heads = [attention._modules[name] for name in family.head_norms if name in attention._modules]
         output = [attention._modules[family.output]]
-        return Parts(norms, into, output, inner, attention=attention, head_norms=of_heads)
+        return LayerParts(norms, into, output, inner, attention=attention, head_norms=of_heads)
     if mixed := mixed_of(mixer):
-        return Parts(norms, [mixer._modules[name] for name in mixed.into], [mixer.out_proj], inner, mixer=mixer)
-    return Parts(norms, [], [], inner) if inner and len(norms) == 1 else None
+        return LayerParts(norms, [mixer._modules[name] for name in mixed.into], [mixer.out_proj], inner, mixer=mixer)
+    return LayerParts(norms, [], [], inner) if inner and len(norms) == 1 else None
 
 
 def _inner_parts(inner: Any, family: Family) -> list[Any]:
-    """Return the linear layers behind the mixing, if they are of a known form."""
+    """Return the linear layers behind the mixing, if known."""
     if inner is None or not set(family.inner_parts) <= set(inner._modules):
         return []
     act = inner._modules.get("act_fn")  # LFM2's is a function
@@ -112,7 +112,7 @@ def _inner_parts(inner: Any, family: Family) -> list[Any]:
 
 
 def norm_offset(norm: Any) -> float:
-    """Return what a norm adds to its weight: 0, or 1 as Gemma's and Qwen3.5's do.
+    """Return a norm's offset of its weight: 0, or 1 in Qwen3.5.
 
     ValueError for a norm of another form.
     """
@@ -127,5 +127,5 @@ def norm_offset(norm: Any) -> float:
 
 
 def eps_of(norm: Any) -> float:
-    """Return what is added to the mean of squares."""
+    """Return a norm's epsilon."""
     return float(vars(norm)["variance_epsilon" if "variance_epsilon" in vars(norm) else "eps"])

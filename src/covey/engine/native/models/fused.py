@@ -1,4 +1,4 @@
-"""Known models in layer.c, without gradient: Llama's family, and hybrids with layers that have a state.
+"""Models of Llama's family and hybrids in layer.c, without gradient.
 
 As transformers write it, a layer is some forty operations around its products and its attention, which in decoding take
 as long as the products. The numbers are the layer's but for rounding, and a row's do not depend on the rows beside it.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from covey.engine.native.compiled import Cached, CompiledDecodeLayout, Decode
-from covey.engine.native.models.families import FAMILIES, Parts, eps_of, norm_offset, parts_of
+from covey.engine.native.models.families import FAMILIES, LayerParts, eps_of, norm_offset, parts_of
 from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
 from covey.policy.attention.base import Layout, Rule
@@ -55,7 +55,7 @@ class Pass(ctypes.Structure):
 class FusedLayer:
     """The buffers of a layer's weights for layer.c, filled by `take`."""
 
-    def __init__(self, parts: Parts, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
+    def __init__(self, parts: LayerParts, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
         self._weights_of = weights_of
         self.index = -1 if parts.attention is None else int(parts.attention.layer_idx)
         self.rule = rules.get(self.index, NO_RULE)
@@ -75,7 +75,7 @@ class FusedLayer:
         if parts.attention is not None:
             self._describe_attention(parts)
 
-    def _describe_attention(self, parts: Parts) -> None:
+    def _describe_attention(self, parts: LayerParts) -> None:
         call, width = self.call, int(parts.attention.head_dim)
         call.head_width, call.attends_gated = width, _is_gated(parts)
         call.num_queries, call.num_keys = call.output.inner // width, _width_of(parts.into[1]) // width
@@ -83,7 +83,7 @@ class FusedLayer:
             call.query_norm, call.key_norm = (norm.data_ptr() for norm in self._norms[-2:])
             call.head_eps = eps_of(parts.head_norms[-1])
 
-    def take(self, parts: Parts) -> None:
+    def take(self, parts: LayerParts) -> None:
         for name, part in self._products(parts).items():
             self._panels[name].take(part)
         norms = (*parts.norms, *parts.head_norms)
@@ -97,7 +97,7 @@ class FusedLayer:
         """Return the most inner numbers per row of adapters' products."""
         return max(panels.narrow_width for panels in self._panels.values())
 
-    def _products(self, parts: Parts) -> dict[str, list[Weights]]:
+    def _products(self, parts: LayerParts) -> dict[str, list[Weights]]:
         """Return the weights of each product; gates of queries go last."""
         names = INNER[len(INNER) - len(parts.inner) :]
         found = {name: [self._weights_of(part)] for name, part in zip(names, parts.inner, strict=True)}
@@ -116,7 +116,7 @@ class FusedLayer:
 INNER = ("gate", "up", "down")
 
 
-def _is_gated(parts: Parts) -> bool:
+def _is_gated(parts: LayerParts) -> bool:
     """Return True where queries come with gates, head by head."""
     if parts.attention is None:
         return False
@@ -149,7 +149,7 @@ class FusedModel(nn.Module):
         self._c = library(SOURCE)
 
     def _measure(self) -> tuple[int, ...]:
-        """Return the widths of a row in what `Pass` points to, from heads on."""
+        """Return the widths of a row in `Pass`, from heads on."""
         calls, narrow = self._calls, max(layer.narrow_width for layer in self._layers)
         widest = max(max(call.up.outer, call.output.inner) for call in calls)
         mixed = max(0 if layer.mixed is None else layer.mixed.call.channels for layer in self._layers)
@@ -225,7 +225,7 @@ class FusedModel(nn.Module):
 
 
 def _columns(call: Layer, room_TO: Tensor) -> Tensor:
-    """Return what a layer's first product wrote, (T, O)."""
+    """Return the output of a layer's first product, (T, O)."""
     outer = call.into.outer
     return room_TO.view(-1)[: len(room_TO) * outer].view(-1, outer)
 
@@ -238,7 +238,7 @@ def _heads_of(call: Layer, room_TO: Tensor) -> Heads:
     return query, key, value
 
 
-def _layer_parts(model: Any) -> list[Parts]:
+def _layer_parts(model: Any) -> list[LayerParts]:
     parts = [parts_of(layer, FAMILIES[type(model)]) for layer in model.layers]
     return [part for part in parts if part is not None]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from covey.engine.native.models.families import LLAMA, Parts, parts_of
+from covey.engine.native.models.families import LLAMA, LayerParts, parts_of
 from covey.policy.attention.base import Layout, Rule
 from covey.policy.kernels.gpu.inductor import compile_once
 from covey.policy.kernels.gpu.residual import norm, sum_and_norm
@@ -178,7 +178,7 @@ def apply_gate(gates_TI: Tensor) -> Tensor:
     return F.silu(gate.float()).to(gates_TI.dtype) * up
 
 
-def _named(layer: Any) -> Parts:
+def _llama_parts(layer: Any) -> LayerParts:
     parts = parts_of(layer, LLAMA)
     assert parts is not None, "chosen for Llama's family"
     return parts
@@ -186,10 +186,10 @@ def _named(layer: Any) -> Parts:
 
 def _norms_of(layer: Any) -> list[Any]:
     """Return a layer's norms: before and after attention, queries', keys' if any."""
-    return [*_named(layer).norms, *_named(layer).head_norms]
+    return [*_llama_parts(layer).norms, *_llama_parts(layer).head_norms]
 
 
 def _parts(layer: Any) -> list[Sequence[Any]]:
     """Return the linear layers that form one product each."""
-    query, key, value, output, gate, up, down = _named(layer).linear
+    query, key, value, output, gate, up, down = _llama_parts(layer).linear
     return [(query, key, value), (output,), (gate, up), (down,)]

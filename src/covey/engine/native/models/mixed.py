@@ -62,26 +62,26 @@ class MixedLayer:
         mixed, mixer = mixed_of(module), mixer_of(module)
         assert mixed is not None and mixer is not None, "chosen for a known layer"  # noqa: PT018
         self.place, self._mixed = mixer.place, mixed
-        self._tensors = {name: tensor.contiguous() for name, tensor in self._made(module).items()}
+        self._tensors = {name: tensor.contiguous() for name, tensor in self._weights(module).items()}
         self.call = MixerStruct(**{name: tensor.data_ptr() for name, tensor in self._tensors.items()})
         for name, number in (ABSENT | mixed.numbers(module)).items():
             setattr(self.call, name, number)
         self._sizes = [module._modules[name].out_features for name in mixed.into]
 
     def take(self, module: Any) -> None:
-        for name, tensor in self._made(module).items():
+        for name, tensor in self._weights(module).items():
             self._tensors[name].copy_(tensor)
         self._module = _between(module, self._mixed.into)
 
     def mix(self, hidden_TC: Tensor, projected_TO: Tensor, layout: Layout) -> Tensor:
-        """Return what enters the output of many tokens, as transformers computes it."""
+        """Return the output product's input (T, H*P), as transformers computes it."""
         names = self._mixed.into
         for name, part in zip(names, projected_TO.split(self._sizes, dim=1), strict=True):
             self._module._modules[name].out = part[None]
         out: Tensor = self._module(hidden_TC[None], layout=layout)
         return out[0].float().contiguous()
 
-    def _made(self, module: Any) -> Tensors:
+    def _weights(self, module: Any) -> Tensors:
         return {name: tensor.detach().float() for name, tensor in self._mixed.tensors(module).items()}
 
 
