@@ -24,8 +24,10 @@ from covey.environments.reward_functions.rows import PromptFormat
 from covey.environments.reward_functions.specs import load_reward
 from covey.policy.models.adapters import other_than_plain_lora
 from covey.policy.models.loading import load_policy
-from covey.policy.models.saved import read_weights
+from covey.policy.models.made import restore_buffers
+from covey.policy.models.saved import check_code, code_beside, read_weights
 from covey.policy.policy import DTYPES
+from covey.policy.settings import FOLDER, ModelConfig
 from covey.run.evaluate import Evaluation
 from covey.run.folder import begun_at
 from covey.run.given import RunObjects
@@ -41,7 +43,7 @@ from covey_trl.checks import check_arguments, check_kinds, check_overrides, quan
 from covey_trl.config import GRPOConfig, explaining
 from covey_trl.data import rows_of_reset, splits_of
 from covey_trl.device_map import device_of_map
-from covey_trl.fields import REFUSED, named_in_errors
+from covey_trl.fields import named_in_errors
 from covey_trl.mapping import settings_of
 from covey_trl.processes import Processes
 from covey_trl.rewards import reward_list, without_columns
@@ -113,7 +115,12 @@ class GRPOTrainer:
         self._quantised = quantised_settings(model, quantization_config, keywords, peft_config)
         if self._quantised:
             _refuse_beside_quantised(model, processing_class, keywords)
-        self._given = (None, None) if self._quantised else _load(model, processing_class, peft_config, keywords)
+        is_trusted = bool(keywords.pop("trust_remote_code", False)) or self.args.trust_remote_code
+        has_code = is_trusted and isinstance(model, str) and bool(code_beside(model))
+        self._code = {"model.code": FOLDER} if has_code else {}
+        self._given = (None, None)
+        if not self._quantised:
+            self._given = _load(model, processing_class, peft_config, keywords, has_code)
         self._reference, self._tools, self._factories = ref_model, list(tools or ()), environment_factory
         if train_dataset is None and callable(environment_factory):
             train_dataset = rows_of_reset(self.args)
@@ -276,6 +283,7 @@ class GRPOTrainer:
             **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
             **self._tool_settings(),
             **self._quantised,
+            **(self._code if self._given[0] is None else {}),
         }
         with named_in_errors():
             config = make_config(None, found).config
@@ -337,11 +345,10 @@ def _refuse_beside_quantised(model: str, processing_class: Any, keywords: Mappin
         raise ValueError(f"model_init_kwargs[{other!r}] has no counterpart under 4 or 8 bits")
 
 
-def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[str, Any]) -> tuple[Any, Any]:
+def _load(
+    model: Any, processing_class: Any, peft_config: Any, keywords: dict[str, Any], has_code: bool
+) -> tuple[Any, Any]:
     """Load model and tokenizer, (None, None) if covey loads them by name."""
-    if keywords.get("trust_remote_code"):
-        why = REFUSED["trust_remote_code"]
-        raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {why}")
     keywords.pop("device_map", None)  # model.device, see `_device_setting`
     if "torch_dtype" in keywords:  # its former name, which transformers overlooks beside this one
         keywords["dtype"] = keywords.pop("torch_dtype")
@@ -349,6 +356,8 @@ def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[st
         one_of("model_init_kwargs['dtype']", dtype, (*DTYPES, "auto"))
     if peft_config is not None and (other := other_than_plain_lora(peft_config)):
         raise ValueError(f"peft_config must be a LoraConfig of plain adapters, got {other}")
+    if has_code:
+        check_code(ModelConfig(name=model, code=FOLDER))
     if isinstance(model, str) and processing_class is None and peft_config is None and not keywords:
         return None, None
     if not isinstance(model, str) and keywords:
@@ -356,12 +365,16 @@ def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[st
     tokenizer = processing_class
     if tokenizer is None:
         name = model if isinstance(model, str) else str(model.config._name_or_path)
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=keywords.get("revision") or "main")
+        revision = keywords.get("revision") or "main"
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=has_code)
     loaded = model
     if isinstance(model, str):
-        loaded, lacking = read_weights("causal", model, **({"dtype": "float32"} | keywords))
+        keywords = {"dtype": "float32", **keywords, "trust_remote_code": has_code}
+        loaded, lacking = read_weights("causal", model, **keywords)
         if lacking:
             raise ValueError(f"model={model} {lacking}")
+        if has_code:
+            restore_buffers(loaded)
     if peft_config is None:
         return loaded, tokenizer
     from peft import get_peft_model

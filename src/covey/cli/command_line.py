@@ -91,8 +91,9 @@ def _refuse_without_task(verb: str, settings: Sequence[str]) -> None:
     policies = [word.removeprefix("model.name=") for word in settings if word.startswith("model.name=")]
     if any(map(_says_what, settings)) or (verb == "evaluate" and any(map(run_of, policies))):
         return
+    code = next((word.removeprefix("model.code=") for word in settings if word.startswith("model.code=")), None)
     for name in policies:
-        check_name(name)
+        check_name(name, code)
     what = "to measure" if verb == "evaluate" else "to train"
     raise ValueError(
         f"nothing says what {what}: covey {verb} recipe=arithmetic is a first run; "

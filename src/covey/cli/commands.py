@@ -38,9 +38,10 @@ def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> No
     names = [*([asked.against] if asked.against else []), config.model.name]
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         for place, name in enumerate(names):
-            check_name(name)
+            check_name(name, config.model.code)
             if saved := run_of(name):
                 trust.check_links(Path(name), saved, trusted=config.trust_run)
+                trust.check_code(Path(name), saved, config.model.code, trusted=config.trust_run)
             own = replace(config, source="local", model=replace(config.model, name=name))
             if asked.is_whole:
                 own = replace(own, data=replace(own.data, test_fraction=1.0))

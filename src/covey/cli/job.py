@@ -107,6 +107,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     accelerate_launch.check(config.model.precision, config.model.device)
     if saved := run_folder.run_of(config.model.name):
         trust.check_links(Path(config.model.name), saved, trusted=config.trust_run)
+        trust.check_code(Path(config.model.name), saved, config.model.code, trusted=config.trust_run)
     first = [first_line(config, typed, run or file)] if verb == "evaluate" else []
     imported = [f"{key}={value}" for key, value in trust.named_code(asdict(config))]
     if source is not None and imported:

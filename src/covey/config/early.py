@@ -36,10 +36,10 @@ def check_early(
     warnings: list[str] = []
     if loads_model:
         check_device(config.model.device)
-        warnings += _check_model(config.model.name, asks_hub)
+        warnings += _check_model(config.model.name, asks_hub, config.model.code)
     compared = config.algorithm.reference_model
     if compared is not None and loads_reference:
-        warnings += _check_reference_model(compared, asks_hub)
+        warnings += _check_reference_model(compared, asks_hub, config.model.code)
     for name in config.output.callbacks:
         if ":" in name and not _is_plausible(name):
             resolve(name, {})
@@ -75,9 +75,9 @@ def _check_reward(entry: object, imports: bool) -> None:
         find_reward(spec)  # which says what is wrong
 
 
-def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
+def _check_reference_model(name: str, asks_hub: bool, code: str | None) -> Iterator[str]:
     try:
-        yield from (text.replace("model.name=", REFERENCE) for text in _check_model(name, asks_hub))
+        yield from (text.replace("model.name=", REFERENCE) for text in _check_model(name, asks_hub, code))
     except ValueError as error:
         raise ValueError(str(error).replace("model.name=", REFERENCE)) from error
 
@@ -85,10 +85,14 @@ def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
 REFERENCE = "algorithm.reference_model="
 
 
-def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
+def _check_model(name: str, asks_hub: bool, code: str | None = None) -> Iterator[str]:
     if name in NANO:
         return
-    check_name(name)
+    check_name(name, code)
+    if code is not None and is_function_path(code):
+        if not _is_plausible(code):
+            resolve(code, {})  # which says what is wrong
+        return
     path = Path(name)
     if asks_hub and not path.exists() and HUB_NAME.fullmatch(name):
         try:

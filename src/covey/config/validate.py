@@ -22,9 +22,9 @@ from covey.config.schema import Config
 from covey.environments.data.settings import DataConfig
 from covey.environments.registry import environment_class
 from covey.environments.settings import EnvironmentConfig, MixtureConfig
-from covey.policy.settings import NANO
+from covey.policy.settings import FOLDER, NANO
 from covey.rollouts.settings import group_sizes
-from covey.system.lookup import check_options, one_of, resolve
+from covey.system.lookup import check_options, function_path_of_file, is_function_path, one_of, resolve
 from covey.system.section import check_section
 
 
@@ -63,6 +63,19 @@ def check_model(config: Config) -> None:
     model = config.model
     if not model.name.strip():
         raise ValueError("model.name is empty: a directory, a hub name, nano or nano-masked")
+    if model.code is not None and model.code != FOLDER and not is_function_path(model.code):
+        meant = function_path_of_file(model.code)
+        hint = f"; write {meant}" if is_function_path(meant) else ""
+        raise ValueError(f"model.code must be module:function, or folder (code beside weights), got {model.code}{hint}")
+    needs_files = {
+        "model.load_in_4bit=true": model.load_in_4bit,
+        "model.load_in_8bit=true": model.load_in_8bit,
+        "model.kind=masked": model.kind == "masked",
+        "engine.name=vllm": config.engine.name == "vllm",
+    }
+    if model.code not in (None, FOLDER) and any(needs_files.values()):
+        name = next(name for name, is_set in needs_files.items() if is_set)
+        raise ValueError(f"{name} needs a model that transformers saved, got model.code={model.code}")
     if model.lora_rank > 0 and not model.lora_targets:
         raise ValueError(f"model.lora_rank={model.lora_rank} needs model.lora_targets, got an empty list")
 

@@ -45,7 +45,7 @@ SIMILAR = 1e-3
 class OwnConfig(PreTrainedConfig):
     """The sizes of a module, those that covey reads."""
 
-    model_type = "own"
+    model_type = "covey_module"
     besides: tuple[str, ...] = ()
     """Further arguments of the forward, of `FILLED`."""
 
@@ -93,8 +93,9 @@ class OwnModel(PreTrainedModel, GenerationMixin):
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, state_dict: Mapping[str, Tensor] | None = None, **_: object
     ) -> None:
-        """Write the weights under the module's own names; tied ones under each."""
+        """Write sizes, and weights under their own names, tied ones under each."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
+        self.config.save_pretrained(save_directory)
         weights = self.state_dict() if state_dict is None else state_dict
         own = {
             name: weight.detach().cpu().clone(memory_format=torch.contiguous_format) for name, weight in weights.items()

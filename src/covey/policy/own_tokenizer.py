@@ -1,25 +1,43 @@
 """Wrap any two functions as a tokenizer of transformers."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
 
 ENDS = ("eos_token_id", "eot_token", "eos_id", "end_id")
 """Names in tokenizers for the token that ends a text."""
+BRACKETS = re.compile(r"[<\[{].+[>\]}]")
+"""Marks of roles, such as <|user|> and [INST]."""
 
 
 class OwnTokenizer(PreTrainedTokenizerBase):
     """Two functions: text to token ids, and back."""
 
-    is_fast, chat_template, added_tokens_decoder = False, None, {}
+    is_fast = False
 
     def __init__(
-        self, encode: Callable[[str], Any], decode: Callable[[list[int]], str], end: int | None, size: int
+        self,
+        encode: Callable[[str], Any],
+        decode: Callable[[list[int]], str],
+        end: int | None,
+        size: int,
+        template: str | None = None,
     ) -> None:
         super().__init__()
-        vars(self).update(_encode=encode, _decode_ids=decode, _end=end, _size=size)
+        vars(self).update(_encode=encode, _decode_ids=decode, _end=end, _size=size, chat_template=template)
+
+    @cached_property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Return the tokens in brackets that the chat template writes."""
+        named = {number: text for number, text in self._known.items() if BRACKETS.fullmatch(text)}
+        return {number: AddedToken(text, special=True) for number, text in named.items() if text in self._template}
+
+    @property
+    def _template(self) -> str:
+        return self.chat_template or ""
 
     @property
     def eos_token_id(self) -> int | None:
@@ -84,13 +102,16 @@ def own_tokenizer(given: Any, size: int) -> PreTrainedTokenizerBase:
     """Return a tokenizer of transformers as it is, or wrap two functions.
 
     `given` is a pair (encode, decode), with the number of the token that ends a text as third where there is one, or an
-    object with these methods. `size` counts the logits.
+    object with these methods, and a `chat_template` where it has one, whose marks `encode` reads as tokens. `size`
+    counts the logits.
     """
     if isinstance(given, PreTrainedTokenizerBase):
         return given
     if isinstance(given, Sequence) and not isinstance(given, str) and 2 <= len(given) <= 3:
         encode, decode, end = [*given, None][:3]
+        template = None
     else:
+        template = getattr(given, "chat_template", None)
         encode, decode = getattr(given, "encode", None), getattr(given, "decode", None)
         end = next((number for name in ENDS if (number := getattr(given, name, None)) is not None), None)
         end = end() if callable(end) else end
@@ -99,4 +120,4 @@ def own_tokenizer(given: Any, size: int) -> PreTrainedTokenizerBase:
             f"tokenizer must be (encode, decode), with the end token's number as third if there is one, or an object "
             f"with these methods, got {given!r:.80}"
         )
-    return OwnTokenizer(encode, decode, end if end is None else int(end), size)
+    return OwnTokenizer(encode, decode, end if end is None else int(end), size, template)

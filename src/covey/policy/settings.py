@@ -10,6 +10,8 @@ from covey.system.setting import CAUSAL, Requires, is_positive, setting
 
 NANO = ("nano", "nano-masked")
 """The embedded policies."""
+FOLDER = "folder"
+"""model.code for the code that lies beside the weights."""
 MAX_LOGITS = 2**27
 """Logits that live at the same time, at most: 512 MiB in float32, of which a backward pass takes several."""
 
@@ -46,6 +48,9 @@ class ModelConfig(Section):
     """Kind of policy: causal (continues a prompt) or masked (fills in the masked tokens of its input)."""
     revision: str | None = setting(None, needs=ON_HUB)
     """Hub revision; null takes the default branch."""
+    code: str | None = setting(None, needs=SAVED)
+    """Code that makes the model: module:function, which returns (module, tokenizer) of model.name, or "folder" for
+    the code beside the weights (trust_remote_code). null runs none."""
     precision: str = setting(
         "float32", choices=("float32", "bfloat16", "float16", "float64"), needs=IN_DDP.for_value("float16")
     )

@@ -20,6 +20,7 @@ from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.kernels.gpu.liger import LIGER
 from covey.policy.kernels.layers import compiled_class
 from covey.policy.models.adapters import BASE
+from covey.policy.models.made import code_hashes
 from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
@@ -179,7 +180,7 @@ def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
     run.source.follow(step, run.config.num_steps)  # before anything is sampled
     run.source.publish(step)
     record.say(f"resumed after step {step} from {checkpoint}")
-    for change in changed_facts(checkpoint):
+    for change in changed_facts(checkpoint, code_hashes(run.policy.causal_lm)):
         LOGGER.warning("%s: the run is no longer bit-for-bit reproducible", change)
     return step
 

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from covey.policy.settings import FOLDER
 from covey.system.disk import atomic_file, read_regular
 from covey.system.text.escaping import escape
 from covey.system.text.masking import mask_text
@@ -99,6 +100,15 @@ def check_links(folder: Path, run: Path, *, trusted: bool) -> None:
         )
 
 
+def check_code(folder: Path, run: Path, code: str | None, *, trusted: bool) -> None:
+    """Refuse to run code beside the weights of an untrusted run. ValueError."""
+    if code == FOLDER and not trusted and not is_own(run):
+        raise ValueError(
+            f"{folder} is of a run that you did not make here, and model.code={FOLDER} runs the code in it; review it, "
+            "then pass trust_run=true"
+        )
+
+
 def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield every module:function in settings, with the key it stands under.
 
@@ -125,7 +135,8 @@ def find_risks(settings: Any) -> Iterator[tuple[str, str]]:
     if isinstance(settings, list | tuple):
         settings = dict(enumerate(settings))
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
-        if value == "unsafe_no_isolation" or (isinstance(value, str) and "${" in value):
+        is_code = value == "unsafe_no_isolation" or (key == "code" and value == FOLDER)
+        if is_code or (isinstance(value, str) and "${" in value):
             yield f"{key}={value}", value
         elif value and (
             key in ACTS or (key in FETCHES and HUB_NAME.fullmatch(str(value)) and not os.path.lexists(value))

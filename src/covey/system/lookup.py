@@ -49,7 +49,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
         raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported{hint}") from error
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
-    if not _is_foreign(vars(module).get("__file__") or "<"):
+    if not is_foreign(vars(module).get("__file__") or "<"):
         meet(module)
     function = vars(module).get(function_name)
     if not callable(function):
@@ -199,7 +199,7 @@ def describe(error: BaseException) -> str:
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         message, places = str(error.msg), [*places, (str(error.filename), error.lineno)]
-    own = [(file, line) for file, line in places if not _is_foreign(file)]
+    own = [(file, line) for file, line in places if not is_foreign(file)]
     place = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
     return f"raised {type(error).__name__}{': ' if message else ''}{message}{place}"
 
@@ -215,7 +215,8 @@ def is_coveys(error: BaseException) -> bool:
     return bool(places) and os.path.abspath(places[-1].filename).startswith(_OWN)
 
 
-def _is_foreign(filename: str) -> bool:
+def is_foreign(filename: str) -> bool:
+    """Return True for files of Python, of covey and of installed packages."""
     path = os.path.abspath(filename)
     return filename.startswith("<") or "site-packages" in path or path.startswith(_FOREIGN)
 

@@ -159,6 +159,7 @@ CASES: dict[str, Case | Refused] = {
     "model.name": Case(see.policy, "policy"),
     "model.kind": Refused("masked", "model.name=nano needs model.kind=causal, got model.kind=masked"),
     "model.revision": Case(see.policy, "other", {"model.name": "some/one"}),
+    "model.code": Case(see.policy, "observed_rewards:bigrams", {"model.name": "policy"}),
     "model.precision": Case(see.policy, "bfloat16"),
     "model.chat_template_kwargs": Refused(
         {"enable_thinking": False},

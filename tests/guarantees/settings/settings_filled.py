@@ -19,7 +19,16 @@ SEEN: tuple[Observation, ...] = (
     *(see.rollouts, see.update, see.work, see.rows_at_once, see.coefficients, see.evaluation, see.policy),
 )
 """Observations through which a policy, or its engine, is looked at."""
-ELSEWHERE = ("environment.", "data.", "model.name", "model.revision", "engine.name", "rewards", "curriculum.")
+ELSEWHERE = (
+    "environment.",
+    "data.",
+    "model.name",
+    "model.revision",
+    "model.code",
+    "engine.name",
+    "rewards",
+    "curriculum.",
+)
 """What says which prompts, rewards or policies these are: the same is said here."""
 VALUES = {
     "model.nano_architecture": "bert",

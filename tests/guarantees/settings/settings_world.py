@@ -45,6 +45,10 @@ def fading(completions, **columns):
     CALLS.append(1)
     return [float(len(CALLS) <= 11)] * len(completions)
 
+def bigrams(weights):
+    from torch import nn
+    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256)), (lambda text: list(text.encode()), bytes)
+
 def hearing(config, say):
     from covey import Callback
     return Callback()

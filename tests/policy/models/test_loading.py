@@ -297,7 +297,7 @@ def test_loading_is_silent_about_unused_kernels() -> None:
     assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
 
 
-def test_code_beside_the_weights_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_beside_the_weights_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = nano()
     save_policy(policy, tmp_path)
     (tmp_path / "own.py").write_text("from pathlib import Path\n\nPath('PWNED').touch()\n\nclass Own:\n    pass\n")
@@ -308,7 +308,7 @@ def test_code_beside_the_weights_is_never_run(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name).write_text(json.dumps(content | changed))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *asked: "y")
-    with pytest.raises(ValueError, match="it needs code of its own, which is never run"):
+    with pytest.raises(ValueError, match="it needs code of its own, which runs by your word alone"):
         load_policy(ModelConfig(name=str(tmp_path)), seed=0)
     with pytest.raises(ValueError, match="has no tokenizer"):
         load_tokenizer(ModelConfig(name=str(tmp_path)))

@@ -220,3 +220,25 @@ def load_adapters(model: PreTrainedModel, settings: ModelConfig, saved: "LoraCon
             raise ValueError(f"{what} ({str(error)[:160]}): save them again") from error
     check_layers(adapted)
     return adapted
+
+
+def model_inside(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
+    """Return the model inside peft's wrapper. ValueError where covey cannot train it."""
+    from peft import PeftModel
+
+    if not isinstance(given, PeftModel):
+        raise ValueError(
+            f"model must be a PreTrainedModel, a PeftModel, a name or a folder, got {type(given).__name__}"
+        )
+    if settings.lora_rank > 0:
+        raise ValueError(
+            f"model.lora_rank={settings.lora_rank} adds adapters, and the model in memory has some already"
+        )
+    if list(given.peft_config) != ["default"]:
+        raise ValueError(f'a PeftModel needs one adapter, "default", got {", ".join(given.peft_config)}')
+    if other := other_than_plain_lora(given.peft_config["default"]):
+        raise ValueError(f"a PeftModel needs plain LoRA adapters, got {other}")
+    check_layers(given)
+    model = given.get_base_model()
+    assert isinstance(model, PreTrainedModel), "peft wraps models of transformers here"
+    return model

@@ -1,9 +1,9 @@
 """Load a policy: weights, precision, quantisation, adapters."""
 
 import os
-import re
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers import __version__ as transformers_version
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.policy.attention.base import ATTENTION, register
@@ -28,13 +27,13 @@ from covey.policy.kernels.layers import choose_kernels
 from covey.policy.kernels.support import unsupported_reason
 from covey.policy.models.adapters import (
     add_adapters,
-    check_layers,
     load_adapters,
-    other_than_plain_lora,
+    model_inside,
     saved_adapters,
 )
 from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.lazy_weights import MetaModel, find_unread
+from covey.policy.models.made import make_model, restore_buffers
 from covey.policy.models.naming import ONE_DEVICE, check_device, check_name
 from covey.policy.models.nano import (
     NANO,
@@ -47,14 +46,24 @@ from covey.policy.models.nano import (
 )
 from covey.policy.models.probe import detect_capabilities, remove_dropout, tell
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
-from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights, refuse_encoder, refuse_rowless
+from covey.policy.models.saved import (
+    NO_CODE,
+    UNREADABLE,
+    check_code,
+    explain_unreadable,
+    first_line,
+    read_weights,
+    refuse_encoder,
+    refuse_rowless,
+    trusted_code,
+)
 from covey.policy.models.text_part import beside_text, hear_text, is_composite, read_processor
 from covey.policy.own import OwnModel
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.recurrence import compiled, mixers, plain
 from covey.policy.recurrence.base import Operations
-from covey.policy.settings import ModelConfig
+from covey.policy.settings import FOLDER, ModelConfig
 from covey.system.hub import silence
 from covey.system.machine import silence_bitsandbytes
 
@@ -85,22 +94,20 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
         if device.type == "cpu":
             raise ValueError("model.deterministic=true is for GPUs, a CPU repeats bit for bit without it")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else its products would not repeat
-    check_name(settings.name)
+    check_name(settings.name, settings.code)
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
     based = replace(settings, name=base)
+    check_code(based)
     unread = _unread(based) if on_host else None
     if unread is None:
         model, tokenizer = _load_model(based, torch.device("cpu") if on_host else device, seed)
     else:
-        model, tokenizer = _convert_parameters(unread.model, _storage_type(settings)), _padding(_load_tokenizer(based))
+        model, tokenizer = _convert_parameters(unread.model, settings), _padding(_load_tokenizer(based))
     set_template_defaults(tokenizer, settings.chat_template_kwargs, base)
     bare = _choose_layers(model, tokenizer, settings, device)
     bare = detect_capabilities(bare) if unread is None else bare
-    with warnings.catch_warnings():  # peft and older transformers know checkpointing by this name only
-        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with _recomputing(model, settings):
         wrapped: nn.Module = model
         with nullcontext() if unread is None else unread.on_host():
             if saved is not None:
@@ -126,7 +133,7 @@ def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
 
 def _unread(settings: ModelConfig) -> MetaModel | None:
     """Return the saved model without weights, None if it must load whole."""
-    if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
+    if settings.name in NANO_TOKENIZERS or quantized_bits(settings) or settings.code is not None:
         return None
     how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
     found = find_unread(settings.kind, settings.name, settings.revision, how)
@@ -161,51 +168,35 @@ def policy_in_memory(
         _refuse_split(given)
         set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
         _padding(hear_text(tokenizer))
-        model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
+        model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else model_inside(given, settings)
         check_form(model, quantized_bits(settings), "the model in memory")
         refuse_encoder(settings, model.config)
         model.set_attn_implementation(ATTENTION)
-        storage = _storage_type(settings)
-        if isinstance(model, OwnModel):  # which may mix types in ways that half precision breaks
-            storage = torch.promote_types(storage, torch.float32)
-            model.convert_constants(storage)
-        _move(model, device, storage)
+        _move(model, device, settings)
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
             bare = detect_capabilities(_choose_layers(model, tokenizer, settings, device))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
-            if settings.gradient_checkpointing:
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with _recomputing(model, settings):
             wrapped = add_adapters(model, settings, seed) if settings.lora_rank > 0 else given
         return _finish(bare, wrapped, settings, device, trainable=True)
+
+
+@contextmanager
+def _recomputing(model: PreTrainedModel, settings: ModelConfig) -> Iterator[None]:
+    """Recompute layers if asked, and add adapters inside."""
+    with warnings.catch_warnings():  # peft and older transformers know checkpointing by this name only
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        if settings.gradient_checkpointing:
+            if not model.supports_gradient_checkpointing:
+                kind = type(model).__name__
+                raise ValueError(f"model.gradient_checkpointing=true needs a class that can, {kind} has no code for it")
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        yield
 
 
 def _refuse_split(given: nn.Module) -> None:
     places = {str(place) for place in (getattr(given, "hf_device_map", None) or {}).values()}
     if len(places) > 1:
         raise ValueError(f"the model in memory is split over {', '.join(sorted(places))} (device_map): {ONE_DEVICE}")
-
-
-def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
-    """Return the model inside peft's wrapper. ValueError where covey cannot train it."""
-    from peft import PeftModel
-
-    if not isinstance(given, PeftModel):
-        raise ValueError(
-            f"model must be a PreTrainedModel, a PeftModel, a name or a folder, got {type(given).__name__}"
-        )
-    if settings.lora_rank > 0:
-        raise ValueError(
-            f"model.lora_rank={settings.lora_rank} adds adapters, and the model in memory has some already"
-        )
-    if list(given.peft_config) != ["default"]:
-        raise ValueError(f'a PeftModel needs one adapter, "default", got {", ".join(given.peft_config)}')
-    if other := other_than_plain_lora(given.peft_config["default"]):
-        raise ValueError(f"a PeftModel needs plain LoRA adapters, got {other}")
-    check_layers(given)
-    model = given.get_base_model()
-    assert isinstance(model, PreTrainedModel), "peft wraps models of transformers here"
-    return model
 
 
 def _choose_layers(
@@ -282,7 +273,7 @@ def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     try:
         return _load_tokenizer(settings)
     except UNREADABLE as error:
-        raise ValueError(f"model.name={settings.name} has no tokenizer ({_line(error)})") from error
+        raise ValueError(f"model.name={settings.name} has no tokenizer ({first_line(error)})") from error
 
 
 def _mask_id(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -314,12 +305,17 @@ def _load_model(
         )
         tokenizer = NANO_TOKENIZERS[settings.name]()
         model = (nano_model if settings.name == NANO else nano_masked_model)(shape, tokenizer, seed)
-        return _move(model, device, _storage_type(settings)), tokenizer
+        return _move(model, device, settings), tokenizer
+    if settings.code not in (None, FOLDER):
+        made, its_tokenizer = make_model(settings)
+        made.set_attn_implementation(ATTENTION)
+        return _move(made, device, settings), _padding(hear_text(its_tokenizer))
     return _load_pretrained(settings, device)
 
 
 def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    keywords: dict[str, Any] = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
+    how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings)}
+    keywords: dict[str, Any] = how | trusted_code(settings)
     if settings.revision is not None:
         keywords["revision"] = settings.revision
     if bits := quantized_bits(settings):
@@ -338,27 +334,17 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
             model, lacking = read_weights(settings.kind, settings.name, **keywords)
         tokenizer = _padding(_load_tokenizer(settings))
     except UNREADABLE as error:
-        what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
-        reason = _line(error)
-        if "trust_remote_code" in str(error):
-            reason = "it needs code of its own, which is never run"
-        elif unknown := re.search(r"model type `(\w+)` but Transformers does not recognize", str(error)):
-            reason = f"transformers {transformers_version} knows no model of type {unknown[1]}"
-        elif re.match(r"[A-Za-z]:\w|.*\\", settings.name):
-            reason = "backslashes are the shell's: quote the name, or write /"
-        elif other := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)Config'>", str(error)):
-            reason = f"{other[1]} is another kind: an encoder and a decoder, or a model of pictures or sound"
-        raise ValueError(
-            f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
-        ) from error
+        raise ValueError(explain_unreadable(settings, error)) from error
     check_form(model, bits, f"model.name={settings.name}")
     if lacking:
         raise ValueError(f"model.name={settings.name} {lacking}")
+    if settings.code == FOLDER:
+        restore_buffers(model)
     # Quantised weights are on their device already
     if bits:
         keep_promises(model, bits)
         return model, tokenizer
-    return _move(model, device, _storage_type(settings)), tokenizer
+    return _move(model, device, settings), tokenizer
 
 
 def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
@@ -370,7 +356,7 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
     loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
     revision = settings.revision or "main"
-    found = loader.from_pretrained(settings.name, revision=revision, **NO_CODE)
+    found = loader.from_pretrained(settings.name, revision=revision, **trusted_code(settings))
     return hear_text(found, settings.name, settings.revision)
 
 
@@ -380,16 +366,20 @@ def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def _move(model: PreTrainedModel, device: torch.device, settings: ModelConfig) -> PreTrainedModel:
     nn.Module.to(model, device=device)
-    return _convert_parameters(model, dtype)
+    return _convert_parameters(model, settings)
 
 
-def _convert_parameters(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Convert parameters alone.
+def _convert_parameters(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
+    """Convert parameters to the type that they are stored in, alone.
 
     Buffers keep their type: rotary frequencies in half precision would be off by a radian after 500 tokens.
     """
+    dtype = _storage_type(settings)
+    if isinstance(model, OwnModel):  # which may mix types in ways that half precision breaks
+        dtype = torch.promote_types(dtype, torch.float32)
+        model.convert_constants(dtype)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
@@ -399,10 +389,6 @@ def _storage_type(settings: ModelConfig) -> torch.dtype:
     """Return base weights' type: float32 or float64 if trained, else the precision."""
     precision = DTYPES[settings.precision]
     return precision if settings.lora_rank > 0 or precision == torch.float64 else torch.float32
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 NANO_TOKENIZERS = {NANO: nano_tokenizer, NANO_MASKED: nano_masked_tokenizer}

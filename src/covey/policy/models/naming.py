@@ -5,11 +5,14 @@ import json
 import re
 from pathlib import Path
 
-from covey.policy.settings import NANO
+from covey.policy.settings import FOLDER, NANO
 
 
-def check_name(name: str) -> None:
-    """Refuse a missing path, a file, or a folder without a policy. ValueError."""
+def check_name(name: str, code: str | None = None) -> None:
+    """Refuse a missing path, a file, or a folder without policy. ValueError.
+
+    A function `code` may read anything.
+    """
     if name in NANO:  # even if a file or folder has that name
         return
     if name.startswith(IN_MEMORY):
@@ -18,6 +21,8 @@ def check_name(name: str) -> None:
             "covey.train(model, ..., resume=FOLDER) resumes the run"
         )
     path = Path(name)
+    if code not in (None, FOLDER):
+        return
     if not path.exists():
         if name.startswith(("/", ".", "~")) or name.count("/") > 1:  # the hub's names have one "/" at most
             meant = name.removeprefix("https://huggingface.co/")

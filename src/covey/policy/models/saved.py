@@ -1,7 +1,9 @@
 """Check a saved model: causal, complete, with a row per token."""
 
+import json
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -15,9 +17,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers import __version__ as transformers_version
 
 from covey.policy.models.text_part import auto_class
-from covey.policy.settings import ModelConfig
+from covey.policy.own import OwnConfig
+from covey.policy.settings import FOLDER, ModelConfig
 
 HEADS = re.compile(r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel")
 
@@ -29,7 +33,8 @@ def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
     Transformers initialises those at random. Tied weights are saved once, and not lacking.
     """
     if isinstance(kind, str):
-        config = AutoConfig.from_pretrained(name, revision=keywords.get("revision"), **NO_CODE)
+        trusted = {"trust_remote_code": keywords.get("trust_remote_code", False)}
+        config = AutoConfig.from_pretrained(name, revision=keywords.get("revision"), **trusted)
         kind = auto_class(kind, config)
     keywords |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, found = kind.from_pretrained(name, **keywords)
@@ -44,13 +49,37 @@ def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
     )
 
 
+def explain_unreadable(settings: ModelConfig, error: Exception) -> str:
+    """Say in one line why no model is loaded."""
+    what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
+    reason = first_line(error)
+    if "trust_remote_code" in str(error):
+        by_word = "model.code=folder" if what == "directory" else OF_HUB.format(settings.name)
+        reason = f"it needs code of its own, which runs by your word alone: {by_word}"
+    elif f"`{OwnConfig.model_type}`" in str(error):
+        reason = "it holds the weights of a module, which model.code=module:function makes"
+    elif unknown := re.search(r"model type `(\w+)` but Transformers does not recognize", str(error)):
+        reason = f"transformers {transformers_version} knows no model of type {unknown[1]}"
+    elif re.match(r"[A-Za-z]:\w|.*\\", settings.name):
+        reason = "backslashes are the shell's: quote the name, or write /"
+    elif other := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)Config'>", str(error)):
+        reason = f"{other[1]} is another kind: an encoder and a decoder, or a model of pictures or sound"
+    return f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
+
+
+def first_line(error: Exception) -> str:
+    """Return an exception's first line, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
 def refuse_encoder(settings: ModelConfig, config: PreTrainedConfig | None = None) -> None:
     """Refuse a bidirectional model, which transformers may load as causal. ValueError.
 
     Without `config` it is read from the folder or the hub.
     """
     with suppress(*UNREADABLE):  # loading says what is wrong
-        config = config or AutoConfig.from_pretrained(settings.name, revision=settings.revision, **NO_CODE)
+        trusted = trusted_code(settings)
+        config = config or AutoConfig.from_pretrained(settings.name, revision=settings.revision, **trusted)
     if config is None:
         return
     saved = ", ".join(config.architectures or [config.model_type])
@@ -92,10 +121,36 @@ def num_rows(model: PreTrainedModel) -> int:
     return weight.shape[0]
 
 
+def trusted_code(settings: ModelConfig) -> dict[str, Any]:
+    """Return the keyword of transformers for code beside weights."""
+    return {"trust_remote_code": settings.code == FOLDER}
+
+
+def check_code(settings: ModelConfig) -> None:
+    """Refuse code of a hub where `model.code` trusts a folder's. ValueError."""
+    if settings.code != FOLDER:
+        return
+    if not Path(settings.name).is_dir():
+        raise ValueError(f"model.code={FOLDER} runs code that lies here: {OF_HUB.format(settings.name)}")
+    for file, named in code_beside(settings.name).items():
+        if "--" in str(named):
+            raise ValueError(f"model.code={FOLDER} runs code of the folder alone, {file} names that of a hub: {named}")
+
+
+def code_beside(name: str) -> dict[str, Any]:
+    """Return the code that files of a folder name, {} for none."""
+    found: dict[str, Any] = {}
+    for file in ("config.json", "tokenizer_config.json"):
+        with suppress(OSError, ValueError, AttributeError):
+            found[file] = json.loads((Path(name) / file).read_text(encoding="utf-8")).get("auto_map")
+    return {file: named for file, named in found.items() if named}
+
+
+OF_HUB = "hf download {0} --local-dir FOLDER, read its files, then model.name=FOLDER model.code=folder"
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
     *(ImportError, SafetensorError, StrictDataclassError),
 )
 """Exceptions of transformers for files of unexpected content."""
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-"""Code beside weights is never run. Left out, transformers would ask at the terminal."""
+"""Code beside weights is not run without the user's word, `model.code=folder`."""

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -237,10 +237,15 @@ def _relative(folder: Path) -> Path:
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
-def changed_facts(checkpoint: Path) -> list[str]:
-    """List differences to the saving process: code, packages, processes, threads."""
+def changed_facts(checkpoint: Path, code: Mapping[str, str]) -> list[str]:
+    """List differences to the saving process: packages, processes, threads, and `code`.
+
+    That is the model's, as `made.code_hashes` gives it.
+    """
     manifest = read_manifest(checkpoint)
     then, now = dict(manifest.get("versions", {})), versions()
+    then |= {f"code of the model in {name}": found for name, found in manifest.get("code", {}).items()}
+    now |= {f"code of the model in {name}": found for name, found in code.items()}
     if "num_ranks" in manifest:
         then["processes"], now["processes"] = str(manifest["num_ranks"]), str(collectives.world_size())
     if "num_threads" in manifest:

@@ -20,6 +20,7 @@ from covey.algorithm.metrics import MEASURED, group_metrics, value
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.policy import sharding
+from covey.policy.models.made import code_hashes
 from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
@@ -313,6 +314,7 @@ class RunRecorder:
         """Write rank 0's part; return False where the disk refused it."""
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
+        facts |= {"code": code} if (code := code_hashes(self.run.policy.causal_lm)) else {}
         facts |= {"reference": self.run.reference_identity} if self.run.reference_identity else {}
         facts |= {"num_threads": torch.get_num_threads()} if self.run.policy.device.type == "cpu" else {}
         # From the saved state: a stop may have come before that of the newest evaluation was taken

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import covey
 
-from ...docs.test_docs import example_files
+from ....docs.test_docs import example_files
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz :0123456789"
 SIZE = len(LETTERS)
