@@ -41,6 +41,7 @@ KINDS = (
     Kind(shared=4, key_width=8, value_width=48, has_beta=False),
     Kind(key_width=40, by_channel=True, has_beta=False),
     Kind(shared=2, key_width=64, value_width=128),
+    Kind(key_heads=16, shared=4, key_width=8),
 )
 
 

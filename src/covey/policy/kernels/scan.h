@@ -95,8 +95,6 @@ INLINE lanes power(lanes x) {
     return (lanes)((ints)(y * (lanes)((whole + 127) << 23)) & ~(x < -87.0f));
 }
 
-INLINE lanes limited(lanes x) { return chosen(x < LEAST, (lanes){0} + LEAST, x); }
-
 INLINE void add_product(float *to, const float *x, float factor, int64_t width) {
     for (int64_t c = 0; c < width; c += LANES) store(to + c, load(to + c) + load(x + c) * factor);
 }
@@ -172,9 +170,9 @@ INLINE void fade_channels(const Scan *t, Work *w, int64_t head, int64_t first) {
     for (int64_t c = 0; c < wide; c += LANES) {
         lanes since = {0}, until = {0};
         for (int64_t i = 0; i < w->count; i++)
-            store(w->first + i * wide + c, power(since += limited(load(w->step + i * wide + c))));
+            store(w->first + i * wide + c, power(since += load(w->step + i * wide + c)));
         for (int64_t i = w->count - 1; i >= 0; i--) {
-            const lanes step = limited(load(w->step + i * wide + c));
+            const lanes step = load(w->step + i * wide + c);
             store(w->last + i * wide + c, power(until));
             store(w->step + i * wide + c, power(step));
             until += step;

@@ -37,7 +37,7 @@ def gated_scan(given: Recurrence, rows_S3: Tensor, holders: Holders | None = Non
     The segments cover the stream. All holders are read before one is written, each by one segment at most.
     """
     read_S = [-1] * len(rows_S3) if holders is None else holders.read_S.tolist()
-    rows = [(*row[:2], -1 if read >= 0 else row[2]) for row, read in zip(rows_S3.tolist(), read_S, strict=True)]
+    rows = rows_S3.tolist()
     (_, num_heads, value_width), wide = given.value_THP.shape, _wide(given.value_THP)
     states = {-1: given.value_THP.new_zeros(num_heads, given.key_TKN.shape[2], value_width, dtype=wide)}
     held = {place: holders.state_MHNP[read].to(wide) for place, read in enumerate(read_S) if holders and read >= 0}
@@ -82,7 +82,7 @@ def causal_conv(
     return (functional.silu(out_TC) if silu else out_TC).to(x_TC.dtype)
 
 
-def _buckets(rows: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+def _buckets(rows: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return places of segments of similar depth and length, by depth."""
     depths: dict[int, int] = {-1: -1}
     buckets: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -142,7 +142,7 @@ def _chunk(inputs: Inputs, state_RHNP: Tensor) -> tuple[Tensor, Tensor]:
         value = beta * (value - (key * first_RHLX) @ state_RHNP)
         system_RHLL = beta * _products(key, key, steps_RHLLX)
         value = torch.linalg.solve_triangular(system_RHLL, value, upper=False, unitriangular=True)
-    out = (query * first_RHLX) @ state_RHNP + _products(query, key, steps_RHLLX).tril() @ value
+    out = (query * first_RHLX) @ state_RHNP + _products(query, key, steps_RHLLX) @ value
     return out, first_RHLX[:, :, -1, :, None] * state_RHNP + (key * last_RHLX).transpose(2, 3) @ value
 
 
