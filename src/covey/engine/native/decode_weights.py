@@ -204,7 +204,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Yield linear layers outside fused models; in half precision the head alone."""
     heads = head_modules(policy.causal_lm)
-    adapted = tuple(name for name, module in policy.model.named_modules() if _is_adapted(module))
+    adapted = tuple(name for name, module in policy.model.named_modules() if "lora_A" in module._modules)
     for name, module in policy.model.named_modules():
         is_allowed = any(module is head for head in heads) or not is_half(policy.precision)
         if _is_plain(module, policy) and is_allowed and not _is_inside(name, (*fused, *adapted)):
@@ -263,6 +263,8 @@ def _is_adapted(module: nn.Module) -> bool:
     from peft.tuners.lora import LoraLayer
 
     if not isinstance(module, LoraLayer) or len(module.active_adapters) != 1:
+        return False
+    if not isinstance(module.base_layer, nn.Linear):  # of experts
         return False
     (name,) = module.active_adapters
     down, up = module.lora_A[name], module.lora_B[name]
