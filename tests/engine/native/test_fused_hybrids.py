@@ -10,11 +10,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from covey.engine.native.decode_weights import is_fused
 from covey.engine.native.engine import NativeEngine
+from covey.engine.native.models.fused import FusedModel
+from covey.engine.native.panels import CompiledLinear
+from covey.engine.vllm.files import WRAPPED
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.types import Completion, Sampling
 
+from ...support.models.composite_models import composite_folder
 from ..tiny import TOKENIZER
 from .test_sessions import GENEROUS, as_prompts, played
 from .test_states import PROMPTS, largest_gap
@@ -28,6 +32,8 @@ SHAPES = {
     "nemotron_h": {**SELECT, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False},
 }
+LARGE_WEIGHTS = 1e-4
+"""Nats that the preflight allows; rounding makes 2e-5 of weights four times as large as usual."""
 SAMPLING = Sampling(temperature=0.8, max_tokens=16, seed=5)
 
 
@@ -101,3 +107,21 @@ def test_half_precision_stays_near_the_trainer(architecture: str, tmp_path: Path
     engine = NativeEngine(policy, GENEROUS, 64)
     assert is_fused(engine._policy)
     assert largest_gap(policy, sampled(engine)) < 0.05  # 0.005 to 0.012; module by module 0.006 to 0.020
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(("name", "part"), [("qwen3_5", "language_model"), ("smolvlm", "text_model")])
+def test_the_text_of_a_folder_with_pictures_is_decoded_in_c(name: str, part: str, rank: int, tmp_path: Path) -> None:
+    folder = composite_folder(name, tmp_path, {**SHAPE, **SHAPES["qwen3_5_text"], "hidden_size": 32})
+    policy = load_policy(ModelConfig(name=str(folder), lora_rank=rank, device="cpu"))
+    engine = NativeEngine(policy, GENEROUS, 64)
+    assert is_fused(engine._policy)
+    held = [known for known, module in engine._policy.model.named_modules() if isinstance(module, CompiledLinear)]
+    assert [known.rpartition(".")[2] for known in held] == ["lm_head"]  # none of the tower's
+    assert isinstance(engine._policy.model.get_submodule(f"{WRAPPED if rank else ''}model.{part}"), FusedModel)
+    assert largest_gap(policy, sampled(engine)) < LARGE_WEIGHTS
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.03) if weight.requires_grad else None
+    engine.load_weights(1)
+    assert largest_gap(policy, sampled(engine)) < LARGE_WEIGHTS

@@ -24,6 +24,7 @@ from covey.policy.attention.base import Rule
 from covey.policy.head import linear_layer, wide_product
 from covey.policy.kernels.linear import PLAIN, MergedLinear, OneDnnLinear, PackedLinear
 from covey.policy.models.quantized import dequantize, is_quantized
+from covey.policy.models.text_part import beside_text, is_composite
 from covey.policy.policy import Policy, head_modules, is_half
 from covey.policy.recurrence.mixers import is_routed
 
@@ -83,8 +84,8 @@ def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
 def is_fused(decode_policy: Policy) -> bool:
     """Return True where all linear layers are computed in C."""
     model = decode_policy.causal_lm
-    heads = head_modules(model)
-    return isinstance(model.base_model, FusedModel) and all(isinstance(head, CompiledLinear) for head in heads)
+    is_whole = any(isinstance(module, FusedModel) for module in model.modules())
+    return is_whole and all(isinstance(head, CompiledLinear) for head in head_modules(model))
 
 
 def own_bytes(policy: Policy) -> int:
@@ -92,7 +93,7 @@ def own_bytes(policy: Policy) -> int:
     held = dict(_held_layers(policy))
     cast = [
         parameter
-        for name, module in policy.model.named_modules()
+        for name, module in _text_modules(policy)
         if name not in held and not _is_inside(name, held)
         for parameter in module.parameters(recurse=False)
         if _is_cast(module, parameter, policy.precision)
@@ -126,8 +127,11 @@ def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> 
 
 @torch.no_grad()
 def refresh(decode_policy: Policy, policy: Policy) -> None:
+    read = dict(_text_modules(policy))
     for name, mine in decode_policy.model.named_modules():
-        theirs = policy.model.get_submodule(name)
+        if name not in read:
+            continue
+        theirs = read[name]
         if isinstance(mine, FusedModel | joined.JoinedModel | FusedAdapter | WideHead):
             mine.take(theirs)
         elif isinstance(mine, CompiledLinear):
@@ -152,11 +156,12 @@ def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype)
 
 
 def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
-    """Return the base model's name where it is computed as a whole.
+    """Return the text model's name where it is computed as a whole.
 
     Only with rules, where decoding goes through C or is joined.
     """
-    base = policy.causal_lm.base_model
+    model = policy.causal_lm
+    base = model.get_decoder() if is_composite(model) else model.base_model
     is_known = is_fusable(base) and (type(base) in OF_LLAMA or not joined.is_wanted(policy))
     if not rules or not is_known or not all(_is_taken(linear, policy) for linear in linear_layers(base)):
         return []
@@ -191,12 +196,21 @@ def _is_inside(name: str, outer: Iterable[str]) -> bool:
     return any(name.startswith(f"{above}.") for above in outer)
 
 
+def _text_modules(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules, by name, without those that text never meets."""
+    beside = {id(policy.causal_lm.get_parameter(name)) for name in beside_text(policy.causal_lm)}
+    for name, module in policy.model.named_modules():
+        own = [id(weight) for weight in module._parameters.values() if weight is not None]
+        if not own or not beside.issuperset(own):
+            yield name, module
+
+
 def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers with adapters to merge, and plain ones to pack."""
     if is_half(policy.precision):
         return
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
-    for name, module in policy.model.named_modules():
+    for name, module in _text_modules(policy):
         if name in adapted or (_is_packed(module, policy.precision) and not _is_inside(name, adapted)):
             yield name, module
 
@@ -205,7 +219,7 @@ def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[t
     """Yield linear layers outside fused models; in half precision the head alone."""
     heads = head_modules(policy.causal_lm)
     adapted = tuple(name for name, module in policy.model.named_modules() if "lora_A" in module._modules)
-    for name, module in policy.model.named_modules():
+    for name, module in _text_modules(policy):
         is_allowed = any(module is head for head in heads) or not is_half(policy.precision)
         if _is_plain(module, policy) and is_allowed and not _is_inside(name, (*fused, *adapted)):
             yield name, module

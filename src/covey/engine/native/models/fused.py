@@ -162,9 +162,20 @@ class FusedModel(nn.Module):
             mine.take(theirs)
         self._norm.copy_(model._modules[self._family.final_norm].weight + self._offset)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Any, **keywords: Any) -> Any:
-        """Map (1, T) to last hidden states (1, T, C)."""
-        embedded_1TC = self.get_submodule(self._family.embedding)(input_ids)
+    def get_input_embeddings(self) -> nn.Module:
+        return self.get_submodule(self._family.embedding)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        position_ids: Tensor,
+        layout: Any,
+        inputs_embeds: Tensor | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Map (1, T), or their embeddings, to last hidden states (1, T, C)."""
+        embedded_1TC = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         rotary = None if self._family.rotary is None else self.get_submodule(self._family.rotary)
         # All tensors are held until the last call is done: what is made in passing would be freed before.
         hidden_TC = embedded_1TC[0].float().contiguous()

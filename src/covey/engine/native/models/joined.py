@@ -108,9 +108,20 @@ class JoinedModel(nn.Module):
         for mine, theirs in zip(self._layers, model.layers, strict=True):
             mine.take(theirs)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, **keywords: Any) -> Any:
-        """Map (1, T) to last hidden states (1, T, C)."""
-        embedded_1TC = self.embed_tokens(input_ids)
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        position_ids: Tensor,
+        layout: Layout,
+        inputs_embeds: Tensor | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Map (1, T), or their embeddings, to last hidden states (1, T, C)."""
+        embedded_1TC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cos_TD, sin_TD = (angle[0] for angle in self.rotary_emb(embedded_1TC, position_ids))
         hidden_TC, delta_TC = embedded_1TC[0], None
         for layer in self._layers:
