@@ -174,7 +174,7 @@ class FusedModel(nn.Module):
         inputs_embeds: Tensor | None = None,
         **keywords: Any,
     ) -> Any:
-        """Map (1, T), or their embeddings, to last hidden states (1, T, C)."""
+        """Map tokens, or their embeddings, to last hidden states (1, T, C)."""
         embedded_1TC = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         rotary = None if self._family.rotary is None else self.get_submodule(self._family.rotary)
         # All tensors are held until the last call is done: what is made in passing would be freed before.

@@ -120,7 +120,7 @@ class JoinedModel(nn.Module):
         inputs_embeds: Tensor | None = None,
         **keywords: Any,
     ) -> Any:
-        """Map (1, T), or their embeddings, to last hidden states (1, T, C)."""
+        """Map tokens, or their embeddings, to last hidden states (1, T, C)."""
         embedded_1TC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cos_TD, sin_TD = (angle[0] for angle in self.rotary_emb(embedded_1TC, position_ids))
         hidden_TC, delta_TC = embedded_1TC[0], None
