@@ -49,8 +49,10 @@ MLA = {"head_dim": 8, "num_key_value_heads": 4}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 INDEXED = {**HYBRID, "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": WINDOW}
 INDEXED |= {"indexer_compress_ratio": 2, "ngram_vocab_size_base": 500, "hc_lowrank": 8}
-DOTS = {**MLA, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16}
+DOTS = {**MLA, "num_attention_heads": 4, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4}
 DOTS |= {"swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 16}
+DOTS |= {"swa_q_lora_rank": 16, "layer_types": ["indexed_attention", "sliding_attention"]}
+BYTES = {"head_dim": 8, "num_key_value_heads": 4}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ZAMBA = {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4, "attention_hidden_size": 64}
 MORE: dict[str, dict[str, Any]] = {
@@ -62,7 +64,11 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": INDEXED,
     **{name: {**HYBRID, **MLA} for name in ("bailing_hybrid", "kimi_linear")},
     "deepseek_v2": {**MLA, "num_experts_per_tok": 2, "topk_method": "greedy"},
-    "dots3_note": {"text_config": DOTS},
+    "dots3_note": {
+        "text_config": DOTS,
+        "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32, "per_layer_config": {}},
+        "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32},
+    },
     "dots3_note_text": DOTS,
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "bamba": {"attn_layer_indices": [1]},
@@ -83,6 +89,13 @@ MORE: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds": False},
     "xlstm": {"hidden_size": 64, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
+    "xlm": {"causal": True},
+    "blt": {
+        "use_cache": False,
+        "encoder_hash_byte_group_vocab": 100,
+        **dict.fromkeys(("patcher_config", "global_config"), BYTES),
+        **{key: {**BYTES, "hidden_size_global": 32} for key in ("encoder_config", "decoder_config")},
+    },
     "deepseek_v4": {
         "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
@@ -92,6 +105,11 @@ MORE: dict[str, dict[str, Any]] = {
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
 }
 """What some architectures need besides: sizes that must fit together."""
+
+NEWEST = ("beam", "flint", "dots3_note", "dots3_note_text", "inkling2_text", "internlm3", "iquestcoder", "lfm3")
+NEWEST += ("bailing_hybrid", "hy_v4", "kimi_linear", "kolibri1", "moss_transcribe_diarize")
+NEWEST += ("cohere_compass_text", "qwen4_exp", "qwen4_exp_text")
+"""What transformers 5.23 has and 5.15 had not."""
 
 UNSET = ("head_dim", "num_key_value_heads")
 """Taken even where they are left to be computed."""

@@ -22,22 +22,25 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
 
-from benchmarks.checks.architecture_configs import VOCABULARY, architectures, tiny_config
+from benchmarks.checks.architecture_configs import NEWEST, VOCABULARY, architectures, tiny_config
 from covey.engine.base import Engine
 from covey.engine.build import build_native
 from covey.engine.settings import EngineConfig
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
-from covey.policy.plain import plain_model, rollout_logprobs
+from covey.policy.plain import Exact, plain_model, rollout_logprobs
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import finished_rollout
@@ -52,6 +55,8 @@ SECONDS = 300.0
 LAYOUTS = ("padded", "packed", "shared")
 SAME = 1e-3
 """Largest difference of a log-prob, in nats, and of a gradient, relative, that rounding in float32 may make."""
+EXACT = 1e-5
+"""Beyond it, a model is compared in float64 as well."""
 ORDER = ("different", "failed", "fast", "general", "refused", "not built")
 
 Row = dict[str, Any]
@@ -69,11 +74,25 @@ def examined(name: str) -> Row:
             engine = engine_of(policy)
         except ValueError as error:
             return {"status": "refused", "class": kind, "reason": str(error).replace(f"={folder}", "")}
-        found = differences(policy, engine, folder)
-        adapters = of_adapters(folder)
-    is_same = all(value <= SAME for value in found.values()) and (isinstance(adapters, str) or adapters <= SAME)
+        found = {**differences(policy, engine, folder), **of_adapters(folder, "float32")}
+        if largest_of(found) > EXACT:
+            with suppress(Exception):  # some mix their types in float64
+                found["float64"] = in_float64(folder)
+    is_same = largest_of(found) <= SAME or found.get("float64", SAME) <= EXACT
     layouts = {} if policy.path == "fast" else {"layouts": policy.attention}
-    return {"status": policy.path if is_same else "different", "class": kind, **layouts, **found, "LoRA": adapters}
+    return {"status": policy.path if is_same else "different", "class": kind, **layouts, **found}
+
+
+def largest_of(found: Row) -> float:
+    return max(value for value in found.values() if isinstance(value, float))
+
+
+def in_float64(folder: str) -> float:
+    """The largest of all differences in float64: whether those in float32 are rounding."""
+    with Exact():
+        policy = load_policy(ModelConfig(name=folder, device="cpu", precision="float64"), seed=0)
+        found = {**differences(policy, engine_of(policy), folder), **of_adapters(folder, "float64")}
+    return largest_of(found)
 
 
 def engine_of(policy: Policy) -> Engine:
@@ -91,6 +110,8 @@ def save(name: str, folder: str) -> str:
             # What a model starts from is nearly uniform.
             parameter.mul_(4.0) if parameter.dim() > 1 else None
     model.save_pretrained(folder)
+    if AutoConfig.from_pretrained(folder).model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        config.save_pretrained(folder)  # of text and pictures, as a hub has it: the class takes its text part
     nano_tokenizer().save_pretrained(folder)
     logits = plain(folder)(input_ids=torch.arange(4, 16)[None]).logits
     logits.sum().backward()  # some cannot, in evaluation mode: there is nothing to compare with
@@ -99,24 +120,25 @@ def save(name: str, folder: str) -> str:
     return type(model).__name__
 
 
-def plain(folder: str) -> PreTrainedModel:
+def plain(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """As transformers alone runs it."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    )
+    how: dict[str, Any] = {"attn_implementation": "eager", "dtype": dtype}
+    how |= {"experts_implementation": "eager"} if dtype == torch.float64 else {}  # their grouped product has none
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, **how)
+    model.config.get_text_config(decoder=True).use_cache = False  # some write over what a backward pass needs
     return model.eval()
 
 
 def differences(policy: Policy, engine: Engine, folder: str) -> dict[str, float]:
     """Largest difference of a log-prob in nats, of the engine and of each layout; of gradients, relative."""
-    model = plain(folder)
+    model = plain(folder, policy.precision)
     sampled = asyncio.run(sample(engine))
     groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(sampled)]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     expected_L = torch.cat([plain_logprobs(model, rollout) for rollout in rollouts])
     own = [p for _, completions in sampled for completion in completions for p in completion.logprobs]
-    found = {"engine": largest(torch.tensor(own), expected_L)}
-    weight_L = torch.linspace(-1.0, 2.0, len(expected_L))
+    found = {"engine": largest(torch.tensor(own, dtype=expected_L.dtype), expected_L)}
+    weight_L = torch.linspace(-1.0, 2.0, len(expected_L), dtype=expected_L.dtype)
     expected = gradient(model, (weight_L * expected_L).sum())
     for layout in LAYOUTS:
         policy.model.train()
@@ -126,22 +148,31 @@ def differences(policy: Policy, engine: Engine, folder: str) -> dict[str, float]
     return found
 
 
-def of_adapters(folder: str) -> float | str:
-    """Largest difference of a log-prob in nats, with adapters on all linear layers that are not 0; why none are."""
+def of_adapters(folder: str, precision: str) -> Row:
+    """Of adapters that are not 0: the largest difference of a log-prob in nats, and how many layers have one."""
     try:
-        policy = load_policy(ModelConfig(name=folder, device="cpu", lora_rank=2), seed=0)
+        policy = load_policy(ModelConfig(name=folder, device="cpu", precision=precision, lora_rank=2), seed=0)
     except Exception as error:
-        return line(f"{type(error).__name__}: {error}")
+        return {"no LoRA": line(f"{type(error).__name__}: {error}")}
     draw = torch.Generator().manual_seed(1)
     trained = [weight for name, weight in policy.model.named_parameters() if ".lora_B." in name]
     groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(made_up())]
     with inference(policy.model):
         for weight in trained:
-            weight.normal_(0, 0.1, generator=draw)
+            weight.normal_(0, 0.05, generator=draw)
         alone = plain_model(policy)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         expected_L = torch.cat([rollout_logprobs(alone, rollout, Sampling()) for rollout in rollouts])
-        return largest(layout_logprobs(policy, groups, "shared"), expected_L)
+        error = largest(layout_logprobs(policy, groups, "shared"), expected_L)
+    return {"LoRA": error, "adapted": len(trained), "linear": num_linear(policy)}
+
+
+def num_linear(policy: Policy) -> int:
+    """Linear layers but the head, and weights that experts hold together."""
+    model, head = policy.causal_lm, policy.causal_lm.get_output_embeddings()
+    own = [(name, module) for name, module in model.named_modules() if ".lora_" not in name and module is not head]
+    layers = sum(isinstance(module, torch.nn.Linear | Conv1D) for _, module in own)
+    return layers + sum(weight.dim() == 3 and "experts" in name for name, weight in model.named_parameters())
 
 
 def made_up() -> list[tuple[list[int], list[Completion]]]:
@@ -267,20 +298,28 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = "| architecture | class | layouts | engine | padded | packed | shared | gradient | LoRA |\n"
-    head += f"{'|---' * 9}|\n"
+    head = (
+        "| architecture | class | layouts | engine | padded | packed | shared | gradient | LoRA | adapted | float64 |\n"
+    )
+    head += f"{'|---' * 11}|\n"
     cells = []
     for row in rows:
         gradients = max(row[f"{layout} gradient"] for layout in LAYOUTS)
         numbers = [f"{number:.0e}" for number in (row["engine"], *(row[layout] for layout in LAYOUTS), gradients)]
-        adapters = row.get("LoRA")
-        numbers.append("" if adapters is None else "none" if isinstance(adapters, str) else f"{adapters:.0e}")
-        cells.append([row["name"], f"`{row['class']}`", row.get("layouts", "all"), *numbers])
+        numbers.append(f"{row['LoRA']:.0e}" if "LoRA" in row else "none")
+        numbers.append(f"{row['adapted']} of {row['linear']}" if "LoRA" in row else "")
+        numbers.append(f"{row['float64']:.0e}" if "float64" in row else "")
+        cells.append([_named(row), f"`{row['class']}`", row.get("layouts", "all"), *numbers])
     return head + _table(cells)
 
 
 def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "| architecture | what is said |\n|---|---|\n" + _table([[row["name"], row["reason"]] for row in rows])
+    return "| architecture | what is said |\n|---|---|\n" + _table([[_named(row), row["reason"]] for row in rows])
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """Its name, the newest in bold."""
+    return f"**{row['name']}**" if row["name"] in NEWEST else row["name"]
 
 
 def _table(cells: Sequence[Sequence[str]]) -> str:
@@ -311,7 +350,10 @@ with transformers alone: eager attention, one text at a time, plain autograd.
   its cache, and padded rows; *rows*: padded rows, which then stand in for `packing=shared`; *alone*: single texts.
 - *engine*: largest difference of a sampled token's log-prob, in nats; *padded*, *packed*, *shared*: the same of the
   trainer's layouts (`packing`); *gradient*: relative difference of the gradient, the worst of the three; *LoRA*: of a
-  log-prob with adapters on all linear layers (empty: not tried; none: peft adds none).
+  log-prob with adapters on all linear layers (none: peft adds none); *adapted*: how many linear layers but the head
+  got one, weights that experts hold together among them.
+- *float64*: where a number is above 1e-5, the largest of all of them in float64. What vanishes there is rounding.
+- **Bold**: the newest, which transformers 5.23 has and 5.15 had not.
 - What is refused is refused when the model is loaded, by the line in the table: `covey train`, `covey check`, a bare
   engine and a resumed run alike. The comparison is made there as well, with the model's own weights, for a few short
   texts and, on the fast path, at the edges of its windows; the preflight compares the longest texts of the run.

@@ -81,7 +81,7 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
 
 
-class _Exact(TorchFunctionMode):
+class Exact(TorchFunctionMode):
     """Keeps float64 where models cast to float32 for norms and softmax."""
 
     def __torch_function__(
@@ -97,7 +97,7 @@ class _Exact(TorchFunctionMode):
 
 
 def _exactly(dtype: torch.dtype) -> AbstractContextManager[object]:
-    return _Exact() if dtype == torch.float64 else nullcontext()
+    return Exact() if dtype == torch.float64 else nullcontext()
 
 
 def rounded_and_exact(policy: Policy) -> tuple[Plain, Plain]:
@@ -146,12 +146,14 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
                 continue
             module._parameters[key], make = _share_weight(source, key, held, shift)
             lazy |= {} if make is None else {key: make}
-        # Code of one's own may read a layer's weight past the layer
+        # Code of one's own may read a layer's weight past the layer, and keep it for its backward pass
         caller = model if isinstance(model, OwnModel) else module
         if lazy:
             made.setdefault(caller, []).append((module, lazy))
     for caller, lazy_weights in made.items():
         _make_at_each_call(caller, lazy_weights, model.dtype)
+        for module, lazy in lazy_weights:
+            _make_when_read(module, lazy)
 
 
 def _inner_layer(module: nn.Module) -> nn.Module:
@@ -184,7 +186,7 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
             made_OI = adapter.added_to(made_OI, shifted(a_RI), shifted(b_OR, rows))
         return made_OI
 
-    # It takes no memory, tells type and device to who asks, and gives no number to who reads it past the layer.
+    # It takes no memory, and tells type and device to who asks
     nothing = torch.full((), torch.nan, dtype=empty.dtype, device=weight.device).expand(empty.shape)
     return nn.Parameter(nothing, requires_grad=False), make
 
@@ -222,6 +224,20 @@ def _adapters(source: Any) -> list[tuple[Tensor, Tensor, _Adapter]]:
     ]
 
 
+def _make_when_read(module: nn.Module, lazy: Mapping[str, Maker]) -> None:
+    """Make weights also for who reads them past their layer.
+
+    As layers with a state read their convolution's.
+    """
+    kind, empty = type(module), dict(module._parameters)
+
+    def read(self: nn.Module, name: str) -> Any:
+        found = kind.__getattr__(self, name)
+        return lazy[name](ALL) if name in lazy and found is empty[name] else found
+
+    module.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__getattr__": read})
+
+
 def _make_at_each_call(
     module: nn.Module, lazy: Sequence[tuple[nn.Module, Mapping[str, Maker]]], dtype: torch.dtype
 ) -> None:
@@ -229,10 +245,10 @@ def _make_at_each_call(
 
     The plain numbers of one layer live at a time if each makes its own.
     """
-    forward = module.forward
+    forward, is_embedding = module.forward, type(module) is nn.Embedding
 
     def call(*inputs: Any, **keywords: Any) -> Any:
-        if type(module) is nn.Embedding and not torch.is_grad_enabled():
+        if is_embedding and not torch.is_grad_enabled():
             rows, ids = torch.unique(inputs[0], return_inverse=True)
             return lazy[0][1]["weight"](rows)[ids]
         held = [(holder, dict(holder._parameters)) for holder, _ in lazy]

@@ -40,7 +40,7 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
     # Half precision is gathered as such: half the traffic, 2 bytes a weight while sampling. Shards stay as they are.
     gathered, reduced = (None, None) if policy.computes_whole else (policy.precision, torch.float32)
     types = MixedPrecisionPolicy(gathered, reduced, cast_forward_inputs=False)
-    for layer in _layers(root):
+    for layer in layers_of(root):
         fully_shard(layer, mesh=mesh, mp_policy=types)
     fully_shard(root, mesh=mesh, mp_policy=types, reshard_after_forward=False)
     for module in _sharded_modules(root):
@@ -184,7 +184,7 @@ def _sharded_modules(model: nn.Module) -> "Iterator[FSDPModule]":
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def _layers(root: PreTrainedModel) -> list[nn.Module]:
+def layers_of(root: PreTrainedModel) -> list[nn.Module]:
     """Return the layers that transformers never splits over devices.
 
     Embeddings, which encoders list there too, stay with the head that may share their weight.

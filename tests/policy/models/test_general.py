@@ -28,6 +28,8 @@ PATHS = {
 }
 """And whether trees through the cache are exact: Jamba's scan starts from zero where several tokens follow a cache."""
 
+PRECISIONS = ("float32", "bfloat16")
+
 
 def loaded(folder: Path, architecture: str, **settings: object) -> Policy:
     save(architecture, str(folder))
@@ -123,6 +125,26 @@ def test_adapters_on_all_linear_layers_are_proved_against_transformers_alone(arc
         expected_L = torch.cat([rollout_logprobs(plain_policy, rollout, Sampling()) for rollout in rollouts()])
         found_L = logprobs_of(policy, make(groups(), attention=policy.attention).micro_batches)
     assert float((found_L - expected_L).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(
+    ("architecture", "path"),
+    [("jamba", "general"), ("mamba", "general"), ("qwen3_5_text", "fast"), ("gptj", "general")],
+)
+def test_half_precision_takes_the_path_and_the_layouts_of_float32(
+    architecture: str, path: str, rank: int, tmp_path: Path
+) -> None:
+    whole, half = (loaded(tmp_path, architecture, precision=precision, lora_rank=rank) for precision in PRECISIONS)
+    assert (half.path, whole.path) == (path, path)
+    assert path == "fast" or half.attention == whole.attention
+    assert half.caching is None or (half.caching.forks, half.caching.reads_on) == (
+        whole.caching.forks,  # type: ignore[union-attr]
+        whole.caching.reads_on,  # type: ignore[union-attr]
+    )
+    assert {weight.dtype for name, weight in half.causal_lm.named_parameters() if "lora" not in name} == {
+        torch.bfloat16 if rank else torch.float32
+    }, "what was widened to look is as it was"
 
 
 def test_what_the_path_is_and_why_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

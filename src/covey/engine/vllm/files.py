@@ -62,7 +62,7 @@ def save_adapter(policy: Policy, folder: Path) -> None:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix(WRAPPED).replace(".base_layer.", ".")
+    return name.removeprefix(WRAPPED).replace(".base_layer", "")
 
 
 @contextmanager

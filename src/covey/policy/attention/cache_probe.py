@@ -5,7 +5,7 @@ Shapes: R rows, T tokens, V vocabulary.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.models.caches import Caching, cache_bytes, fork_rows, take_rows
 from covey.policy.models.general import logits_error
 from covey.policy.models.text import ordinary_ids
+from covey.policy.models.widened import can_widen, in_float32
 from covey.policy.policy import Policy, inference, to_device
 
 LOGGER = logging.getLogger(__name__)
@@ -28,12 +29,14 @@ ERROR, HALF_ERROR = 1e-3, 0.3
 def probe_caching(policy: Policy) -> Caching:
     """Find the exact computations of the policy's own cache."""
     with inference(policy.model), without_compiling():
-        probe = _Probe.of(policy)
-        if not _holds(probe.forks, policy):
+        with in_float32(policy) as exact:
+            probe = _Probe.of(exact)
+            forks, reads_on = (_holds(check, policy) for check in (probe.forks, probe.reads_on))
+        if not forks:
             kind = type(policy.causal_lm).__name__
             LOGGER.warning("%s has no cache whose rows can be taken: texts are encoded again for each token", kind)
             return Caching()
-        reads_on = _holds(probe.reads_on, policy)
+        probe = replace(probe, policy=policy)
         small, large = (cache_bytes(probe.read(probe.prompt[:length])) for length in (1, len(probe.prompt)))
     token_bytes = (large - small) // max(1, len(probe.prompt) - 1)
     return Caching(True, reads_on, token_bytes, max(0, large - token_bytes * len(probe.prompt)))
@@ -47,7 +50,8 @@ def _holds(check: Callable[[], list[tuple[Tensor, Tensor]]], policy: Policy) -> 
         LOGGER.info("%s: %r", type(policy.causal_lm).__name__, error)
         return False
     found, expected = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return logits_error(policy, found, expected) <= (ERROR if policy.computes_whole else HALF_ERROR)
+    is_exact = can_widen(policy)
+    return logits_error(found, expected, is_exact) <= (ERROR if is_exact else HALF_ERROR)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from covey.policy.attention.base import DENSE, Layout
 from covey.policy.attention.forked import forked_layout
 from covey.policy.attention.packed import StreamSegment
 from covey.policy.models.text import ordinary_ids
+from covey.policy.models.widened import can_widen, in_float32
 from covey.policy.policy import Policy
 
 PROMPT, AGREED, ENDS = 7, 3, (9, 4, 6)
@@ -113,7 +114,7 @@ def _refuse_lookahead(policy: Policy, text: Sequence[int], logits_NV: Tensor) ->
     found_TV = _measure(policy, [([begun], DENSE, [_places(0, begun)])])[0]
     error_T = (found_TV - logits_NV[: len(begun)]).abs().amax(dim=-1) / logits_NV.std()
     # Sparse attention may choose otherwise for single tokens
-    if float(error_T.median()) > (LAYOUT_ERROR if policy.computes_whole else HALF_LAYOUT_ERROR):
+    if float(error_T.median()) > (LAYOUT_ERROR if can_widen(policy) else HALF_LAYOUT_ERROR):
         kind = type(policy.causal_lm).__name__
         raise ValueError(f"model.name needs a causal language model, {kind} sees what follows")
 
@@ -155,27 +156,35 @@ def _tree(policy: Policy, texts: Sequence[Sequence[int]]) -> Pass:
 
 
 def _measure(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
-    """Measure logits (N, V) of all tokens, and the gradient.
+    """Measure logits (N, V), in float32 where possible, and the gradient."""
+    if policy.sharded:  # gradients of shards are those of whole backward passes
+        return _logits(policy, passes), torch.zeros(1)
+    logits_NV, gradient = _gradient(policy, passes)
+    with in_float32(policy) as exact:
+        return logits_NV if exact is policy else _logits(exact, passes), gradient
 
-    It is that of the distinct tokens' embeddings, (U, C).
-    """
+
+def _logits(policy: Policy, passes: Sequence[Pass]) -> Tensor:
+    found = []
+    for ids, layout, places in passes:
+        ids_BT = torch.tensor(ids, device=policy.device)
+        position_BT = torch.arange(ids_BT.shape[1], device=policy.device).expand_as(ids_BT)
+        place_N = torch.tensor([place for of_text in places for place in of_text], device=policy.device)
+        found.append(policy.logits(ids_BT, position_BT, layout)[place_N])
+    return torch.cat(found)
+
+
+def _gradient(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
+    """Return logits (N, V) and the gradient (U, C) of distinct embeddings."""
     model, embedded = policy.causal_lm, []
 
     def begin(module: nn.Module, given: Any, out: Tensor) -> Tensor:
         embedded.append((given[0].flatten(), out.detach().requires_grad_()))
         return embedded[-1][1].clone()  # some add to it in place
 
-    def logits(ids: Sequence[Sequence[int]], layout: Layout, places: Sequence[Sequence[int]]) -> Tensor:
-        ids_BT = torch.tensor(ids, device=policy.device)
-        position_BT = torch.arange(ids_BT.shape[1], device=policy.device).expand_as(ids_BT)
-        place_N = torch.tensor([place for of_text in places for place in of_text], device=policy.device)
-        return policy.logits(ids_BT, position_BT, layout)[place_N]
-
-    if policy.sharded:  # gradients of shards are those of whole backward passes
-        return torch.cat([logits(*each) for each in passes]), torch.zeros(1)
     table = model.get_input_embeddings()
     with nullcontext() if table is None else table.register_forward_hook(begin), torch.enable_grad():
-        logits_NV = torch.cat([logits(*each) for each in passes])
+        logits_NV = _logits(policy, passes)
         draw = torch.Generator().manual_seed(0)
         weight_NV = torch.randn(logits_NV.shape, generator=draw).to(logits_NV.device)
         loss = (log_softmax(logits_NV) * weight_NV).sum()
@@ -187,9 +196,8 @@ def _measure(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
     ids_N = torch.cat([ids for ids, _ in embedded])
     known_U, place_N = ids_N.unique(return_inverse=True)
     gradient_NC = torch.cat([part.flatten(0, -2) for part in parts]).double()
-    return logits_NV.detach(), gradient_NC.new_zeros(len(known_U), gradient_NC.shape[1]).index_add(
-        0, place_N, gradient_NC
-    )
+    found_UC = gradient_NC.new_zeros(len(known_U), gradient_NC.shape[1]).index_add(0, place_N, gradient_NC)
+    return logits_NV.detach(), found_UC
 
 
 def _is_same(policy: Policy, expected: tuple[Tensor, Tensor], passes: Sequence[Pass]) -> bool:
@@ -199,15 +207,15 @@ def _is_same(policy: Policy, expected: tuple[Tensor, Tensor], passes: Sequence[P
     except Exception:  # foreign code, which may trip over a cache in any way
         return False
     gradient = float((found[1] - expected[1]).norm() / expected[1].norm().clamp(min=1e-30))
-    whole = policy.computes_whole
-    is_close = logits_error(policy, found[0], expected[0]) <= (LAYOUT_ERROR if whole else HALF_LAYOUT_ERROR)
-    return is_close and gradient <= (GRADIENT_ERROR if whole else HALF_GRADIENT_ERROR)
+    is_exact = can_widen(policy)
+    is_close = logits_error(found[0], expected[0], is_exact) <= (LAYOUT_ERROR if is_exact else HALF_LAYOUT_ERROR)
+    return is_close and gradient <= (GRADIENT_ERROR if policy.computes_whole else HALF_GRADIENT_ERROR)
 
 
-def logits_error(policy: Policy, found_NV: Tensor, expected_NV: Tensor) -> float:
+def logits_error(found_NV: Tensor, expected_NV: Tensor, is_exact: bool) -> float:
     """Return the largest logit difference of a token, in standard deviations.
 
     In half precision that of the median token, for rounding may route one to other experts.
     """
     error_N = (found_NV.double() - expected_NV.double()).abs().amax(dim=-1) / expected_NV.double().std()
-    return float(error_N.max() if policy.computes_whole else error_N.median())
+    return float(error_N.max() if is_exact else error_N.median())

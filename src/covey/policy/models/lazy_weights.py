@@ -45,10 +45,10 @@ class MetaModel:
     def read(self) -> None:
         """Read this rank's rows of sharded weights, and buffers whole."""
         by_file: dict[str, list[tuple[Tensor, SavedTensor]]] = {}
-        for name, tensor in _named_tensors(self.model):
-            saved = self.tensors.get(name.replace(".base_layer.", "."))
-            if saved is not None:
-                by_file.setdefault(saved.file, []).append((tensor, saved))
+        # Experts have a layer of adapters for each of their weights, one around the other
+        own = {name.replace(".base_layer", ""): tensor for name, tensor in _named_tensors(self.model)}
+        for name, saved in self.tensors.items():
+            by_file.setdefault(saved.file, []).append((own[name], saved))
         for file, wanted in by_file.items():
             with safe_open(file, framework="pt") as opened:
                 for tensor, saved in wanted:

@@ -148,7 +148,10 @@ def _complete(
     """Read the weights of a sharded policy and detect its capabilities. Collective."""
     unread.read()
     without = policy.model.disable_adapter() if is_adapted(policy.model) else nullcontext()  # type: ignore[operator]
+    trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     with MAKING, without:
+        for weight in trained:  # what is gathered first asks whether gradients will come, and in which type
+            weight.requires_grad_()
         bare = detect_capabilities(policy)
     return _finish(bare, policy.model, settings, device, trainable)
 

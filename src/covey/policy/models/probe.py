@@ -20,6 +20,7 @@ from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.models.general import DrawDetector, general_attention, helpful_packages, keep_evaluating, logits_error
 from covey.policy.models.mask_probe import configs_of, seeing_masks
 from covey.policy.models.text import ordinary_ids
+from covey.policy.models.widened import can_widen, in_float32
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
 from covey.policy.recurrence.base import Forest, segment_rows, stream_layout
@@ -237,24 +238,28 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
     ids_1T = torch.tensor([[*texts[0], *texts[1][SHARED:]]], device=model.device)
     segments = list(star(0, SHARED, (length - SHARED,) * 2))
     packed = stream_layout(packed_layout(segments, model.device), segments)
-    packed_NV = policy.logits(ids_1T, place_T[None], packed)
+    with in_float32(policy) as exact:  # what half precision rounds away would hide what crosses from text to text
+        found_NV = exact.logits(ids_BT, positions_BT, replace(recorder, layers=[], heads=set()))
+        packed_NV = exact.logits(ids_1T, place_T[None], packed)
     apart_NV = torch.cat([found_NV[:length], found_NV[length + SHARED :]])
     message = f"texts that are the same beside others, with positions of their own; {kind} changes them"
-    _refuse_difference(policy, packed_NV, apart_NV, message)
+    _refuse_difference(can_widen(policy), packed_NV, apart_NV, message)
     return rounding
 
 
 def _compare(policy: Policy, found_NV: Tensor, expected_NV: Tensor) -> float:
     """Return the mean difference of log-probs. ValueError for a large one."""
     kind = type(policy.causal_lm).__name__
-    _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
+    _refuse_difference(
+        policy.computes_whole, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise"
+    )
     gap_NV = log_softmax(found_NV) - log_softmax(expected_NV)
     return float(gap_NV.masked_fill_(~gap_NV.isfinite(), 0.0).abs().mean())
 
 
-def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, message: str) -> None:
-    error = logits_error(policy, found_NV, expected_NV)
-    if not error <= (ERROR if policy.computes_whole else HALF_ERROR):
+def _refuse_difference(is_exact: bool, found_NV: Tensor, expected_NV: Tensor, message: str) -> None:
+    error = logits_error(found_NV, expected_NV, is_exact)
+    if not error <= (ERROR if is_exact else HALF_ERROR):
         raise ValueError(f"model.name needs {message} (logits differ by {error:.2g} of their deviation)")
 
 
@@ -327,9 +332,9 @@ def _is_plain(policy: Policy, hidden_TC: Tensor, logits_TV: Tensor) -> bool:
         return False
     # A library may take another algorithm for the same product; a head that does more differs by far more.
     near = 8 * torch.finfo(policy.precision).eps * float(logits_TV.abs().max())
-    return found_TV.shape == logits_TV.shape and bool(
-        torch.allclose(found_TV.to(logits_TV.dtype), logits_TV, rtol=0.0, atol=near)
-    )
+    if not isinstance(found_TV, Tensor) or found_TV.shape != logits_TV.shape:
+        return False
+    return bool(torch.allclose(found_TV.to(logits_TV.dtype), logits_TV, rtol=0.0, atol=near))
 
 
 def _logits(policy: Policy, layout: Layout) -> Tensor:

@@ -236,6 +236,6 @@ def _copy(found: Path, aside: Path) -> None:
 def _save(policy: Policy, weights: Mapping[str, Tensor], aside: Path) -> None:
     """Save the model's own weights from below its adapters."""
     own = {name: weight for name, weight in weights.items() if ".lora_" not in name}
-    plain = {name.removeprefix(WRAPPED).replace(".base_layer.", "."): weight for name, weight in own.items()}
+    plain = {name.removeprefix(WRAPPED).replace(".base_layer", ""): weight for name, weight in own.items()}
     policy.causal_lm.save_pretrained(aside, state_dict=plain)
     policy.save_tokenizer(aside)
