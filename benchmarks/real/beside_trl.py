@@ -28,8 +28,8 @@ from benchmarks.speed.contest import SPIN, TUNED_MALLOC
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
 GROUP = 8
-WARM_UP = {"trl": 1, "covey": 4}
-LIBRARIES = tuple(WARM_UP)
+WARM_UP = {"trl": 1, "covey": 4, "general": 4}
+LIBRARIES = ("trl", "covey")
 LOOKED_AT = 5
 """Steps of covey between two looks at an update; so many count."""
 THINGS = ("ship", "eagle", "market", "carrot", "violin", "volcano", "canoe", "bridge")
@@ -66,7 +66,7 @@ def settings(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         "max_completion_length": options.max_tokens,
         "learning_rate": 2e-5,
         "beta": 0.0,
-        "max_steps": WARM_UP["covey"] + LOOKED_AT if options.worker == "covey" else options.steps,
+        "max_steps": options.steps if options.worker == "trl" else WARM_UP["covey"] + LOOKED_AT,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
@@ -79,16 +79,18 @@ def settings(options: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 def train(library: str, options: argparse.Namespace) -> list[dict[str, float]]:
     """Return seconds and completion tokens of each step."""
-    if library == "covey":
+    if library != "trl":
         from covey.system import machine as processors
 
         processors.prepare()  # as the command does, before torch is imported
+    if library == "general":
+        refuse_fast_path()
     import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, TrainerCallback
 
-    if library == "covey":
+    if library != "trl":
         from covey.trl import GRPOConfig, GRPOTrainer
     else:
         from trl import GRPOConfig, GRPOTrainer
@@ -126,9 +128,19 @@ def train(library: str, options: argparse.Namespace) -> list[dict[str, float]]:
     return [{"seconds": s, "tokens": num_answers * n} for s, n in zip(seconds, clock.lengths, strict=False)]
 
 
+def refuse_fast_path() -> None:
+    """Have models take the general path, as those do that the fast one cannot compute."""
+    from covey.policy.models import probe
+
+    def refuse(policy: Any) -> Any:
+        raise ValueError("model.name needs the general path, for comparison")
+
+    probe._detect_fast = refuse
+
+
 def measured(library: str, argv: Sequence[str]) -> dict[str, Any]:
     """Run one library in a process of its own: its steps, and its peak of resident memory."""
-    own = {} if library == "covey" else {**SPIN, **TUNED_MALLOC}
+    own = {**SPIN, **TUNED_MALLOC} if library == "trl" else {}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.real.beside_trl", *argv, "--worker", library],
         env={**own, **os.environ, "HF_HUB_OFFLINE": "1"},
@@ -171,7 +183,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=64, help="answers of one pass, TRL's best")
     parser.add_argument("--steps", type=int, default=4, help="of TRL; covey takes nine")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each library, by turns")
-    parser.add_argument("--worker", choices=LIBRARIES, help=argparse.SUPPRESS)
+    parser.add_argument("--general", action="store_true", help="measure covey's general path, too")
+    parser.add_argument("--worker", choices=tuple(WARM_UP), help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -182,9 +195,10 @@ def main(argv: Sequence[str]) -> int:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(json.dumps({"steps": steps, "peak_bytes": peak}))
         return 0
-    found: dict[str, list[Any]] = {library: [] for library in LIBRARIES}
+    libraries = (*LIBRARIES, "general") if options.general else LIBRARIES
+    found: dict[str, list[Any]] = {library: [] for library in libraries}
     for _ in range(options.rounds):
-        for library in LIBRARIES:
+        for library in libraries:
             found[library].append(measured(library, argv))
     weights = f"rank {options.lora}" if options.lora else "all weights"
     load = f"{options.prompts} x {GROUP} x {options.max_tokens}"
