@@ -38,19 +38,25 @@ INLINE float logistic(float x) {
 INLINE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 /* mixed: what some channels of a row become; the oldest input gives way to the new one. */
-INLINE void convolve(const Mixer *m, const float *row, float *restrict inputs, float *restrict mixed, int64_t from,
-                     int64_t to) {
-    for (int64_t c = from; c < to; c++) {
-        const float x = row[m->convolved + c] * (m->factor < 0 ? 1.0f : row[m->factor + c]);
-        float sum = m->bias ? m->bias[c] : 0.0f;
-        for (int64_t w = 0; w + 1 < m->width; w++) {
-            const float before = inputs[w * m->channels + c];
-            sum += m->weight[w * m->channels + c] * before;
-            inputs[w * m->channels + c] = w + 2 < m->width ? inputs[(w + 1) * m->channels + c] : x;
-        }
-        sum += m->weight[(m->width - 1) * m->channels + c] * x;
-        mixed[c] = m->silu ? sum * logistic(sum) : sum;
+INLINE void convolve(const Mixer *m, const float *row, float *inputs, float *out, int64_t from, int64_t to) {
+    const int64_t count = to - from, last = m->width - 1;
+    const float *given = row + m->convolved + from, *factor = row + m->factor + from;
+    float x[CHANNELS], sum[CHANNELS];
+    for (int64_t c = 0; c < count; c++) x[c] = given[c];
+    if (m->factor >= 0)
+        for (int64_t c = 0; c < count; c++) x[c] *= factor[c];
+    for (int64_t c = 0; c < count; c++) sum[c] = m->bias ? m->bias[from + c] : 0.0f;
+    for (int64_t w = 0; w <= last; w++) {
+        const float *weight = m->weight + w * m->channels + from;
+        const float *input = w < last ? inputs + w * m->channels + from : x;
+        for (int64_t c = 0; c < count; c++) sum[c] += weight[c] * input[c];
     }
+    for (int64_t w = 0; w < last; w++)
+        memcpy(inputs + w * m->channels + from, w + 1 < last ? inputs + (w + 1) * m->channels + from : x,
+               (size_t)count * sizeof(float));
+    if (m->silu)
+        for (int64_t c = 0; c < count; c++) sum[c] *= logistic(sum[c]);
+    memcpy(out + from, sum, (size_t)count * sizeof(float));
 }
 
 INLINE float squares(const float *x, int64_t width) {
