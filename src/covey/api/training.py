@@ -18,10 +18,12 @@ from covey.config.schema import Config
 from covey.environments.base import EnvironmentLike
 from covey.environments.reward_functions.call import name_of
 from covey.loop import train as run_loop
-from covey.policy.models.loading import load_policy
+from covey.policy.models.adapters import BASE
+from covey.policy.models.loading import load_policy, policy_in_memory
+from covey.policy.own import OwnModel
 from covey.policy.policy import Policy
 from covey.run.build import Run
-from covey.run.checkpoints.checkpoint import newest_valid
+from covey.run.checkpoints.checkpoint import load_weights, newest_valid
 from covey.run.checkpoints.saved_settings import as_saved, find_run, refuse_changes, settings_of
 from covey.run.records.callbacks import Callback
 from covey.run.records.notebook import is_notebook
@@ -203,4 +205,12 @@ class _EveryStep(Callback):
 def _whole(policy: Policy, config: Config, folder: Path) -> Policy:
     """Return a whole policy, read from the last checkpoint if sharded."""
     saved = newest_valid(folder / "checkpoints") if policy.sharded else None
-    return policy if saved is None else load_policy(replace(config.model, name=str(saved / "policy")), seed=config.seed)
+    if saved is None:
+        return policy
+    own = policy.causal_lm
+    if config.model.code is not None or not isinstance(own, OwnModel):
+        return load_policy(replace(config.model, name=str(saved / "policy")), seed=config.seed)
+    made = own.read(folder / BASE if (folder / BASE).is_dir() else saved / "policy")
+    whole = policy_in_memory(made, policy.tokenizer, config.model, seed=config.seed)
+    load_weights(whole, saved)
+    return whole

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
@@ -109,19 +109,32 @@ class OwnModel(PreTrainedModel, GenerationMixin):
             held.update({name: one.to(dtype) for name, one in floats.items()})
 
     def skeleton(self, dtype: torch.dtype) -> "OwnModel":
-        """Return a copy without storage for weights, and without adapters."""
-        empty = {
-            id(part): nn.Parameter(torch.empty_like(part, device="meta", dtype=dtype)) for part in self.parameters()
-        }
-        # What was computed in a pass and is kept as an attribute cannot be copied with its graph
-        own = (vars(self)["given"], *self.modules())
-        kept = (leaf for part in own for leaf in tree_leaves(vars(part)) if isinstance(leaf, Tensor))
-        made = copy.deepcopy(self, empty | {id(leaf): leaf.detach() for leaf in kept if leaf.grad_fn is not None})
+        """Return a copy without storage for weights.
+
+        It is as it was at the first call: without adapters, shards and kernels of covey.
+        """
+        own: dict[str, Any] = vars(self)
+        if "_bare" not in own:
+            # What was computed in a pass and is kept as an attribute cannot be copied with its graph
+            kept = (leaf for part in (own["given"], *self.modules()) for leaf in tree_leaves(vars(part)))
+            computed = {
+                id(leaf): leaf.detach() for leaf in kept if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+            }
+            own["_bare"] = copy.deepcopy(self, computed | _without_storage(self, dtype))
+        made: OwnModel = copy.deepcopy(own["_bare"], _without_storage(own["_bare"], dtype))
         made.convert_constants(dtype)
-        for name, part in list(made.named_modules()):
-            while (inner := vars(part)["_modules"].get("base_layer")) is not None:
-                made.set_submodule(name, part := inner)
         return made
+
+    def read(self, folder: Path) -> "OwnModel":
+        """Return another such model, with weights that a run saved."""
+        bare: OwnModel = vars(self)["_bare"]
+        found = load_file(folder / WEIGHTS)
+        named = bare.named_parameters()
+        return copy.deepcopy(bare, {id(part): nn.Parameter(found[name]) for name, part in named})
+
+
+def _without_storage(model: nn.Module, dtype: torch.dtype) -> dict[int, nn.Parameter]:
+    return {id(part): nn.Parameter(torch.empty_like(part, device="meta", dtype=dtype)) for part in model.parameters()}
 
 
 class _Double(TorchFunctionMode):
@@ -176,7 +189,9 @@ def own_model(given: nn.Module) -> OwnModel:
             keep_evaluating(set(given.modules()))
     given.train(was_training)
     limits: dict[str, Any] = {"vocab_size": logits_1TV.shape[-1], "max_position_embeddings": longest}
-    return type(kind, (OwnModel,), {})(given, OwnConfig(**_sizes(given), **limits, besides=besides))
+    made: OwnModel = type(kind, (OwnModel,), {})(given, OwnConfig(**_sizes(given), **limits, besides=besides))
+    made.skeleton(torch.float32)
+    return made
 
 
 def _check_gradient(given: nn.Module, logits_1TV: Tensor) -> None:

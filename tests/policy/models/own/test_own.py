@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import covey
 
 from ....docs.test_docs import example_files
+from ....support.processes import as_job_steps
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz :0123456789"
 SIZE = len(LETTERS)
@@ -188,6 +189,20 @@ def test_a_resumed_run_of_a_module_ends_as_one_never_stopped(changes: dict[str, 
     resumed = run(resume=tmp_path / "run")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2}])
+def test_two_processes_train_a_module_shared_out(changes: dict[str, Any], tmp_path: Path) -> None:
+    def run(**how: Any) -> list[float]:
+        torch.manual_seed(0)
+        result = trained(Gpt(), tmp_path / how.pop("name"), **changes, **how)
+        assert len(result.sample("say 7:")[0]) <= 4
+        return [row["grad_norm"] for row in result.rows]
+
+    shared = as_job_steps(lambda: run(name="shared", parallel__strategy="fsdp"))
+    assert shared[0] == shared[1]
+    assert shared[0] == pytest.approx(run(name="alone"), rel=1e-4)
 
 
 @pytest.mark.long

@@ -244,6 +244,16 @@ def test_the_checks_compute_it_in_other_types_and_with_adapters(
     assert all(weight.grad is not None for weight in policy.model.parameters() if weight.requires_grad)
 
 
+def test_the_checks_compute_without_kernels_of_covey() -> None:
+    from covey.policy.kernels.linear import OneDnnLinear, use_onednn
+    from covey.policy.own import own_model
+
+    model = own_model(Gpt())
+    use_onednn(model)
+    assert OneDnnLinear in {type(part) for part in model.modules()}
+    assert OneDnnLinear not in {type(part) for part in model.skeleton(torch.float64).modules()}
+
+
 class SequenceFirst(StateRequired):
     def __init__(self) -> None:
         super().__init__()
