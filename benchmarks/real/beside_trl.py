@@ -71,7 +71,8 @@ def settings(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": "none",
         "bf16": options.precision == "bfloat16",
-        "gradient_checkpointing": False,
+        # Without it, reference kernels of layers with a state keep more than memory has
+        "gradient_checkpointing": options.worker == "general",
         "use_cpu": not torch.cuda.is_available(),
         "disable_tqdm": True,
     }
