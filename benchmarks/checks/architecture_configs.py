@@ -55,7 +55,9 @@ DOTS |= {"swa_q_lora_rank": 16, "layer_types": ["indexed_attention", "sliding_at
 BYTES = {"head_dim": 8, "num_key_value_heads": 4}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ZAMBA = {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4, "attention_hidden_size": 64}
+MROPE = {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2]}}}
 MORE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "glm4v"), MROPE),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), MLA),
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"), MLA),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), HYBRID),

@@ -2,6 +2,7 @@
 
     python -m benchmarks.checks.architectures             # all of them; writes docs/develop/architectures.md
     python -m benchmarks.checks.architectures gemma2 doge # some, to the terminal
+    python -m benchmarks.checks.architectures "gemma3, whole" # ... with their towers for pictures
     python -m benchmarks.checks.architectures --part 2/6  # every sixth, kept; the page is written once all are there
 
 A tiny random model of each architecture is saved as a hub would have it and loaded by covey, as a run loads one. What
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
@@ -40,6 +41,7 @@ from covey.engine.settings import EngineConfig
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
+from covey.policy.models.text_part import auto_class
 from covey.policy.plain import Exact, plain_model, rollout_logprobs
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
@@ -50,6 +52,8 @@ from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "develop" / "architectures.md"
 RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
+WHOLE = ", whole"
+"""End of the name of an architecture that is built with what it has for pictures and sound."""
 SECONDS = 300.0
 """Until a model is given up."""
 LAYOUTS = ("padded", "packed", "shared")
@@ -102,9 +106,10 @@ def engine_of(policy: Policy) -> Engine:
 
 def save(name: str, folder: str) -> str:
     """Save a tiny model of this architecture, after a pass that shows that transformers can run it; its class."""
-    config = tiny_config(name)
+    config = tiny_config(name.removesuffix(WHOLE))
+    loader: Any = AutoModelForMultimodalLM if name.endswith(WHOLE) else AutoModelForCausalLM
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = loader.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # What a model starts from is nearly uniform.
@@ -124,7 +129,8 @@ def plain(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """As transformers alone runs it."""
     how: dict[str, Any] = {"attn_implementation": "eager", "dtype": dtype}
     how |= {"experts_implementation": "eager"} if dtype == torch.float64 else {}  # their grouped product has none
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, **how)
+    loader = auto_class("causal", AutoConfig.from_pretrained(folder))
+    model: PreTrainedModel = loader.from_pretrained(folder, **how)
     model.config.get_text_config(decoder=True).use_cache = False  # some write over what a backward pass needs
     return model.eval()
 
