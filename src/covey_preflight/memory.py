@@ -125,8 +125,9 @@ def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> in
     # Bound the cache as the engine does
     given = cache_budget(config.engine.cache_bytes, free if policy.device.type == "cuda" else None)
     # Count the tokens of prompts too, where it decodes as a graph those that each row holds
-    load = workload(config, collectives.world_size())
+    load, shape = workload(config, collectives.world_size()), cache_shape(policy)
     holders = num_groups + (load.num_rows if graph.is_wanted(policy) else 0)
     num_cached = load.num_cached + holders * len(subject.longest[1])
+    num_cached += (num_groups + load.num_rows) * shape.state_slots
     load = replace(load, cache_bytes=given, num_cached=num_cached)
-    return cache_and_logits(load, cache_shape(policy).slot_bytes, num_rows(policy.causal_lm))
+    return cache_and_logits(load, shape.slot_bytes, num_rows(policy.causal_lm))
