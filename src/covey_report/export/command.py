@@ -9,7 +9,8 @@ from pathlib import Path
 from covey.cli.flags import split_flags
 from covey.policy.models.adapters import base_of
 from covey.policy.models.naming import newest_policy
-from covey.run.checkpoints.checkpoint import CARD, problem
+from covey.policy.own import WEIGHTS
+from covey.run.checkpoints.checkpoint import CARD, WRAPPED, problem
 from covey.run.folder import last_settings, run_of
 from covey.system.disk import atomic_folder, catch_write_errors
 from covey.system.lookup import one_of
@@ -89,13 +90,22 @@ def policy_of(given: Path) -> tuple[Path, Path]:
 
 def _check_adapters(source: Path, flags: Mapping[str, str]) -> None:
     """Refuse for adapters what needs a whole model. ValueError."""
-    if not (source / ADAPTERS).is_file() or "--merge" in flags:
+    if not (source / ADAPTERS).is_file() or _is_merged(source, flags):
         return
     for flag in ("--dtype", "--gguf"):
         if flag in flags:
             raise ValueError(f"{flag} needs a whole model, and this policy is an adapter: add --merge")
     if "--push" in flags and Path(base := _base(source)).exists():
         raise ValueError(f"--push needs a base model that others have, got adapters of {base}: add --merge")
+
+
+def _is_merged(source: Path, flags: Mapping[str, str]) -> bool:
+    """Return True for adapters to add to their base."""
+    return (source / ADAPTERS).is_file() and ("--merge" in flags or _is_own(Path(_base(source))))
+
+
+def _is_own(base: Path) -> bool:
+    return (base / WEIGHTS).is_file() and not (base / "config.json").is_file()
 
 
 def _base(source: Path) -> str:
@@ -124,7 +134,7 @@ def _convert(file: Path, folder: Path, dtype: str) -> None:
 
 
 def _fill(aside: Path, source: Path, flags: Mapping[str, str], kind: str) -> None:
-    if "--merge" in flags and (source / ADAPTERS).is_file():
+    if _is_merged(source, flags):
         merge(source, aside, kind)
     else:
         shutil.copytree(source, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))
@@ -144,20 +154,40 @@ def merge(source: Path, folder: Path, kind: str = "causal") -> None:
     from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights
 
     name = _base(source)
+    if _is_own(Path(name)):
+        _add_adapters(Path(name), source, folder)
+        return
     try:
         base, lacking = read_weights(kind, name, dtype="auto", **NO_CODE)
     except UNREADABLE as error:
         raise ValueError(f"the adapters' base model {name} cannot be loaded ({one_line(str(error))[:160]})") from error
     if lacking:
         raise ValueError(f"the adapters' base model {name} {lacking}")
+    is_quantized = "quantization_config" in base.config.to_dict()
+    base = base.dequantize() if is_quantized else base
     stored = base.dtype
     model = PeftModel.from_pretrained(base.float(), str(source))
     head = base.get_output_embeddings()
     if hasattr(head, "base_layer"):  # a head with adapters, which the embedding tied to it must not get
         head.base_layer.weight = nn.Parameter(head.base_layer.weight.detach().clone())
         base.config.tie_word_embeddings = False
-    model.merge_and_unload().to(stored).save_pretrained(folder)
+    # Weights read as quantised would be written so
+    model.merge_and_unload().to(stored).save_pretrained(folder, save_original_format=not is_quantized)
     shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("adapter_*", CARD))
+
+
+def _add_adapters(base: Path, source: Path, folder: Path) -> None:
+    """Add adapters to the weights of a user's own module."""
+    from safetensors.torch import load_file, save_file
+
+    said = json.loads((source / ADAPTERS).read_text(encoding="utf-8"))
+    weights, added = load_file(base / WEIGHTS), load_file(source / "adapter_model.safetensors")
+    for name, down_RI in added.items():
+        if ".lora_A." in name:
+            up_OR = added[name.replace(".lora_A.", ".lora_B.")]
+            own = name.removeprefix(WRAPPED).replace(".lora_A.", ".")
+            weights[own] = weights[own] + said["lora_alpha"] / said["r"] * (up_OR @ down_RI)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def narrow(folder: Path, dtype: str) -> None:

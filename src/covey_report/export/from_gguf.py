@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from covey.policy.models.text import TEXT
+from covey.system.text.format import one_line
 from covey_report.export.to_gguf import DIGITS, NEEDS, PRE_TOKENIZERS, ROPE_FACTORS, WORDS, rope_factors, splits_of
 
 Fields = Mapping[str, Any]
@@ -41,10 +43,12 @@ def read_gguf(file: Path, folder: Path, dtype: str) -> str:
         fields = {name: field.contents() for name, field in reader.fields.items() if name not in LONG}
         if fields.get("split.count", 1) > 1:
             raise ValueError("it is one of several parts: llama-gguf-split --merge joins them")
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        model = _plain_model(file, dtype, fields, {tensor.name: tensor.data for tensor in reader.tensors})
+        with TemporaryDirectory() as alone:  # transformers would take what lies beside the file for its own
+            (Path(alone) / GGUF).symlink_to(file.resolve())
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=GGUF)
+            model = _plain_model(alone, dtype, fields, {tensor.name: tensor.data for tensor in reader.tensors})
     except Exception as error:  # foreign files, and foreign code with errors of its own making
-        said = " ".join(str(error).split()) or type(error).__name__
+        said = one_line(str(error)) or type(error).__name__
         raise ValueError(f"{file} cannot be converted ({said[:200]})") from error
     remark = _name_tokens(model, tokenizer, fields)
     said = _look(model, tokenizer, file)
@@ -53,14 +57,14 @@ def read_gguf(file: Path, folder: Path, dtype: str) -> str:
     return said + remark
 
 
-def _plain_model(file: Path, dtype: str, fields: Fields, tensors: Mapping[str, ndarray]) -> PreTrainedModel:
+def _plain_model(folder: str, dtype: str, fields: Fields, tensors: Mapping[str, ndarray]) -> PreTrainedModel:
     """Return the causal model of a GGUF file in plain numbers.
 
     A model read from such a file calls itself quantised and cannot be saved, so its weights are moved into another. A
     file may hold the matrix of tied embeddings a second time, in more bits: it is then taken for both.
     """
     kind = getattr(torch, dtype)
-    read: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=kind)
+    read: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=kind)
     config = type(read.config).from_dict({**read.config.to_dict(), "quantization_config": None})
     del config.quantization_config
     vars(config).pop("_model_name_or_path", None)  # the file's title
@@ -102,7 +106,9 @@ def _name_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fie
     for word, number in ids.items():
         setattr(tokenizer, f"{word}_token", tokenizer.convert_ids_to_tokens(number))
         setattr(model.config, f"{word}_token_id", number)
-    model.generation_config = GenerationConfig(**{f"{word}_token_id": number for word, number in ids.items()})
+    model.generation_config = GenerationConfig(
+        **{f"{word}_token_id": number for word, number in ids.items() if word != "unk"}
+    )
     if (turn := fields.get("tokenizer.ggml.eot_token_id")) is not None and turn != ids.get("eos"):
         model.generation_config.eos_token_id = [ids["eos"], int(turn)] if "eos" in ids else int(turn)
     tokenizer.chat_template = fields.get("tokenizer.chat_template")
@@ -140,6 +146,7 @@ def _look(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path
     return f"log-prob {found:.2f} for each token of a plain text (by chance {chance:.1f})"
 
 
+GGUF = "model.gguf"
 LONG = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 """Fields that are read by transformers alone."""
 LLAMA3 = {

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+import covey
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.loop import train
 from covey.policy.models.chat_template import set_template_defaults
@@ -19,7 +20,7 @@ from covey.system.waits.timer import PhaseTimer
 from covey.types import Prompt
 from tests.support.scripted import Scripted
 
-from ...support.models.saved_models import CHATML, qwen, save_model
+from ...support.models.saved_models import CHATML, gpt2, qwen, save_model
 from ...support.small import small_config
 
 TALK = Prompt("p", "asks", ({"role": "user", "content": "12 + 30 = ?"},), {})
@@ -163,3 +164,65 @@ def test_a_run_trains_with_the_values_and_its_policy_keeps_them(
     config.resume, config.num_steps, config.resume_changes = "run", 2, ["num_steps"]
     train(config, "run")
     assert Path("run/checkpoints/step-000002").is_dir()
+
+
+# ------------------------------------------------------------------------------------------------ base models
+
+ASKED = ({"role": "system", "content": "One word."}, {"role": "user", "content": "12 + 30 = ?"})
+
+
+def test_messages_go_to_a_base_model_as_plain_text_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_model(tmp_path, gpt2())
+    talk = Scripted({"train": [ASKED, ASKED], "test": [ASKED]}, lambda prompt, said: 0.0)
+    run = build_run(small_config(model__name=folder), talk, PhaseTimer())
+    run.close()
+    tokenizer = run.policy.tokenizer
+    assert tokenizer.decode(encode_prompt(tokenizer, Prompt("p", "?", ASKED, {}))) == "One word.\n\n12 + 30 = ?\n\n"
+    assert caplog.messages == [
+        f"{folder} has no chat template: messages go to it as plain text, a blank line after each; a base model "
+        "continues text, so prompts must show what an answer looks like"
+    ]
+    run.policy.save_tokenizer(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == tokenizer.chat_template
+
+
+def test_later_turns_and_begun_answers_reach_a_base_model_as_plain_text() -> None:
+    tokenizer = gpt2()
+    set_template_defaults(tokenizer, {}, "mine")
+    end, answer = [tokenizer.eos_token_id], tokenizer("42")["input_ids"]
+    talk = (*ASKED, {"role": "assistant", "content": "42"})
+    for sampled in (answer, [*answer, *end]):
+        assert tokenizer.decode(list(observed_tokens(tokenizer, talk, "see", sampled))) == "\n\nsee\n\n"
+    begun = Prompt("p", "?", (ASKED[1], {"role": "assistant", "content": "It is "}), {})
+    assert tokenizer.decode(encode_prompt(tokenizer, begun)) == "12 + 30 = ?\n\nIt is "
+
+
+def test_a_base_model_of_text_prompts_keeps_no_chat_template(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = Scripted({"train": ["1+1="], "test": ["1+2="]}, lambda prompt, said: 0.0)
+    run = build_run(small_config(model__name=save_model(tmp_path, gpt2())), text, PhaseTimer())
+    run.close()
+    assert run.policy.tokenizer.chat_template is None
+    assert caplog.messages == []
+
+
+@pytest.mark.long
+def test_a_base_model_passes_the_preflight_and_trains_on_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = [{"prompt": [{"role": "user", "content": f"{n} + 1 = ?"}]} for n in range(6)]
+    covey.train(save_model(tmp_path / "base", gpt2()), sizes, asked, folder=tmp_path / "run", **LITTLE)
+    (policy,) = tmp_path.glob("run/checkpoints/step-000001/policy")
+    assert rendered(AutoTokenizer.from_pretrained(policy)) == "12 + 30 = ?\n\n"
+    checks = json.loads((tmp_path / "run" / "preflight.json").read_text())
+    assert "tokenizer" in str(checks)
+
+
+LITTLE: dict[str, Any] = {"num_steps": 1, "groups_per_step": 2, "group_size": 4, "max_tokens": 4, "progress": False}
+LITTLE |= {"evaluation": {"num_prompts": 1}, "num_samples": 1, "k": [1], "environment": {"in_process": True}}
+
+
+def sizes(completions: Any, **_: Any) -> list[float]:
+    return [len(messages[-1]["content"]) / 100 for messages in completions]

@@ -12,7 +12,7 @@ import torch
 import yaml
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import covey
@@ -215,6 +215,39 @@ def test_a_missing_base_model_is_named(
             load_policy(str(newest(runs["adapters"])))
     finally:
         base.with_name("moved").rename(base)
+
+
+class Own(nn.Module):
+    """A model that transformers does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mixed, self.outer = nn.Embedding(256, 16), nn.Linear(16, 16), nn.Linear(16, 256)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.outer(torch.tanh(self.mixed(self.inner(ids).cumsum(1) / 10)))
+        return found
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_module_of_ones_own_is_exported_as_its_weights(
+    lora_rank: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = Own()
+    two = (lambda text: list(text.encode()), lambda ids: bytes(ids).decode("latin1"))
+    how = {**SMALL, "lora_rank": lora_rank, "environment": {"in_process": True}}
+    covey.train(given, early, ROWS, folder=tmp_path / "run", tokenizer=two, **how)
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "model.safetensors"}
+    fresh, ids = Own(), torch.arange(20)[None]
+    fresh.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
+    torch.testing.assert_close(fresh(ids), given(ids), atol=1e-5, rtol=1e-5)
+    assert float((fresh(ids) - Own()(ids)).detach().abs().max()) > 1e-3
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "# Own, trained by GRPO" in text
+    assert "module.load_state_dict(" in text
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "gguf"), "--gguf"]) == 2
+    assert "--gguf needs a model of transformers, this one has no config.json" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ GGUF and the hub

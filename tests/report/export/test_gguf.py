@@ -24,7 +24,7 @@ from ...support.models.saved_models import gpt2, llama2, llama3, qwen, wordpiece
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "eos_token_id": None}
-HARD = "x  = 3 + 1234;  don't 12.5\n\n  café\t世界 I'LL<|im_end|><think> see"
+HARD = "12 + 17 = 29, see.  x  = 3 + 1234;  don't 12.5\n\n  café\t世界 I'LL<|im_end|><think> see"
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -79,8 +79,9 @@ def test_transformers_computes_the_same_logits_from_a_gguf_file(
     kind: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = save(tmp_path / "model", kind, qwen(), **changes)
-    file = write_gguf(folder, "f32")
-    torch.testing.assert_close(logits(folder, gguf_file=file.name), logits(folder), atol=2e-5, rtol=1e-5)
+    (tmp_path / "alone").mkdir()
+    write_gguf(folder, "f32").rename(tmp_path / "alone" / "model.gguf")
+    torch.testing.assert_close(logits(tmp_path / "alone", gguf_file="model.gguf"), logits(folder), atol=2e-5, rtol=1e-5)
     assert logits(folder).std() > 0.1
 
 
@@ -88,15 +89,20 @@ def test_transformers_computes_the_same_logits_from_a_gguf_file(
 def test_a_gguf_file_holds_the_whole_tokenizer(make: Callable[[], PreTrainedTokenizerBase], tmp_path: Path) -> None:
     folder = save(tmp_path / "model", "llama", make())
     write_gguf(folder, "f16")
-    own, read = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(folder, gguf_file="model-f16.gguf")
+    (folder / "model-f16.gguf").rename(tmp_path / "model-f16.gguf")  # else the files beside it would be read
+    own = AutoTokenizer.from_pretrained(folder)
+    read = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model-f16.gguf")
     text = "12 + 3 = 15, see.  <|im_end|>"
     assert read(text, add_special_tokens=False)["input_ids"] == own(text, add_special_tokens=False)["input_ids"]
-    said = fields(folder / "model-f16.gguf")
+    said = fields(tmp_path / "model-f16.gguf")
     assert said.get("tokenizer.chat_template") == own.chat_template
     assert said["tokenizer.ggml.eos_token_id"] == own.eos_token_id
     assert said["tokenizer.ggml.add_bos_token"] == (make in (llama3, llama2))
     assert said["tokenizer.ggml.tokens"][-3:] == [f"[PAD{len(own) + n}]" for n in range(3)]
     assert said["tokenizer.ggml.token_type"][-3:] == [5, 5, 5]
+    if make is llama2:
+        scores = dict(zip(said["tokenizer.ggml.tokens"], said["tokenizer.ggml.scores"], strict=True))
+        assert (scores["▁▁"], scores["a"]) == (0, -1e6), "the first merge, and none"
     if make is qwen:
         kinds = dict(zip(said["tokenizer.ggml.tokens"], said["tokenizer.ggml.token_type"], strict=True))
         assert [kinds[token] for token in ("a", "<|im_end|>", "<think>")] == [1, 3, 4]

@@ -30,7 +30,7 @@ def greedy(settings: ModelConfig) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Return what covey's own engine writes to each prompt, both as tokens."""
     policy = load_policy(settings)
     engine, sampling = NativeEngine(policy, 1 << 28, 64), Sampling(temperature=0.0, max_tokens=NUM_TOKENS)
-    talks = [Prompt(question, ({"role": "user", "content": question},), "?", {}) for question in QUESTIONS]
+    talks = [Prompt(question, "?", ({"role": "user", "content": question},), {}) for question in QUESTIONS]
     prompts = [tuple(encode_prompt(policy.tokenizer, talk)) for talk in talks]
     return {ids: tuple(asyncio.run(engine.generate(ids, 1, sampling))[0].token_ids) for ids in prompts}
 
@@ -45,6 +45,7 @@ def test_vllm_writes_the_greedy_text_of_an_export(tmp_path: Path) -> None:
     assert main(["export", str(run), "--to", str(out), "--merge"]) == 0
     saved = max(run.glob("checkpoints/step-*/policy"))
     own = greedy(ModelConfig(name=str(saved), lora_rank=8))
+    assert len(own) == 3
     assert own != greedy(ModelConfig(name=str(folder))), "training shows"
 
     from vllm import LLM, SamplingParams
