@@ -1,5 +1,6 @@
 """The model card of an exported policy."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, wilson
 from covey.policy.models.naming import IN_MEMORY, saved_step
 from covey.policy.models.text_part import PROCESSOR_FILES
+from covey.policy.own import OwnConfig
 from covey.run.checkpoints.manifest import digest_of_file
 from covey.run.records.summary import HELD_OUT, paired_gain
 from covey.system.hub import HUB_NAME
@@ -39,8 +41,8 @@ def card(run: Path, source: Path, folder: Path) -> str:
     """Return the model card of an exported policy."""
     files, step = read_run(run), saved_step(str(source.resolve()))
     base = str(files.settings["model.name"])
-    is_whole = (folder / "config.json").is_file()
-    library = "peft" if (folder / ADAPTERS).is_file() else "transformers" if is_whole else "pytorch"
+    is_own = model_type(folder) == OwnConfig.model_type
+    library = "peft" if (folder / ADAPTERS).is_file() else "pytorch" if is_own else "transformers"
     data, is_masked = str(files.settings.get("data.path")), files.settings["model.kind"] == "masked"
     pictures = any((folder / name).is_file() for name in PROCESSOR_FILES)
     loader = f"AutoModelFor{'Masked' if is_masked else 'Multimodal' if pictures else 'Causal'}LM"
@@ -62,6 +64,12 @@ def card(run: Path, source: Path, folder: Path) -> str:
             _proof(folder),
         )
     )
+
+
+def model_type(folder: Path) -> str:
+    """Return the type in a folder's config.json, "" without one."""
+    file = folder / "config.json"
+    return str(json.loads(file.read_text(encoding="utf-8")).get("model_type")) if file.is_file() else ""
 
 
 def _is_public(name: str) -> bool:

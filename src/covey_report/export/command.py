@@ -9,14 +9,14 @@ from pathlib import Path
 from covey.cli.flags import split_flags
 from covey.policy.models.adapters import base_of
 from covey.policy.models.naming import newest_policy
-from covey.policy.own import WEIGHTS
+from covey.policy.own import WEIGHTS, OwnConfig
 from covey.run.checkpoints.checkpoint import CARD, WRAPPED, problem
 from covey.run.folder import last_settings, run_of
 from covey.system.disk import atomic_folder, catch_write_errors
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import one_line
-from covey_report.export.card import ADAPTERS, card
+from covey_report.export.card import ADAPTERS, card, model_type
 from covey_report.export.push import check_push, push_folder
 from covey_report.runs.folders import refuse_flags
 
@@ -105,7 +105,7 @@ def _is_merged(source: Path, flags: Mapping[str, str]) -> bool:
 
 
 def _is_own(base: Path) -> bool:
-    return (base / WEIGHTS).is_file() and not (base / "config.json").is_file()
+    return (base / WEIGHTS).is_file() and model_type(base) == OwnConfig.model_type
 
 
 def _base(source: Path) -> str:
@@ -154,6 +154,7 @@ def merge(source: Path, folder: Path, kind: str = "causal") -> None:
     from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights
 
     name = _base(source)
+    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("adapter_*", CARD))
     if _is_own(Path(name)):
         _add_adapters(Path(name), source, folder)
         return
@@ -173,7 +174,6 @@ def merge(source: Path, folder: Path, kind: str = "causal") -> None:
         base.config.tie_word_embeddings = False
     # Weights read as quantised would be written so
     model.merge_and_unload().to(stored).save_pretrained(folder, save_original_format=not is_quantized)
-    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("adapter_*", CARD))
 
 
 def _add_adapters(base: Path, source: Path, folder: Path) -> None:
@@ -188,6 +188,7 @@ def _add_adapters(base: Path, source: Path, folder: Path) -> None:
             own = name.removeprefix(WRAPPED).replace(".lora_A.", ".")
             weights[own] = weights[own] + said["lora_alpha"] / said["r"] * (up_OR @ down_RI)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    shutil.copyfile(base / "config.json", folder / "config.json")
 
 
 def narrow(folder: Path, dtype: str) -> None:

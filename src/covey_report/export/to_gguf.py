@@ -17,6 +17,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 
 from covey.policy.models.loading import load_tokenizer
 from covey.policy.settings import ModelConfig
+from covey_report.export.card import model_type
 
 NEEDS = "GGUF files need the package gguf: pip install 'covey[gguf]'"
 
@@ -53,8 +54,9 @@ def write_gguf(folder: Path, kind: str) -> Path:
         from gguf import GGUFWriter, LlamaFileType
     except ImportError as error:
         raise ValueError(NEEDS) from error
-    if not (folder / "config.json").is_file():
-        raise ValueError("--gguf needs a model of transformers, this one has no config.json")
+    if (found := model_type(folder)) not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"--gguf writes models of type {known}, got {found}; llama.cpp converts more")
     config = AutoConfig.from_pretrained(folder)
     own = _architecture(config)
     fields = _shape_fields(config, own) | _token_fields(load_tokenizer(ModelConfig(name=str(folder))), folder, config)
@@ -72,10 +74,7 @@ def write_gguf(folder: Path, kind: str) -> Path:
 
 def _architecture(config: PreTrainedConfig) -> Architecture:
     """Return an architecture's record. ValueError for settings that a file cannot hold."""
-    own = ARCHITECTURES.get(config.model_type)
-    if own is None:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"--gguf writes models of type {known}, got {config.model_type}; llama.cpp converts more")
+    own = ARCHITECTURES[config.model_type]
     said = config.to_dict()
     shape = {name: said[name] for name in (*SHAPE.values(), *IN_PLACE) if name in said}
     usual = type(config)(**shape).to_dict()

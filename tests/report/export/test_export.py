@@ -238,7 +238,7 @@ def test_a_module_of_ones_own_is_exported_as_its_weights(
     how = {**SMALL, "lora_rank": lora_rank, "environment": {"in_process": True}}
     covey.train(given, early, ROWS, folder=tmp_path / "run", tokenizer=two, **how)
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "config.json", "model.safetensors"}
     fresh, ids = Own(), torch.arange(20)[None]
     fresh.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
     torch.testing.assert_close(fresh(ids), given(ids), atol=1e-5, rtol=1e-5)
@@ -247,7 +247,7 @@ def test_a_module_of_ones_own_is_exported_as_its_weights(
     assert "# Own, trained by GRPO" in text
     assert "module.load_state_dict(" in text
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "gguf"), "--gguf"]) == 2
-    assert "--gguf needs a model of transformers, this one has no config.json" in capsys.readouterr().err
+    assert "gemma3_text, got covey_module; llama.cpp converts more" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ GGUF and the hub
