@@ -16,6 +16,7 @@ from benchmarks.checks.architecture_configs import tiny_config
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.experts import ExpertWatch, find_routers
 from covey.policy.models.loading import load_policy
+from covey.policy.models.probe import tell
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.types import Batch, Rollout
@@ -152,6 +153,7 @@ def test_models_without_experts_log_nothing_of_them() -> None:
 
 
 def test_noise_of_routers_is_off_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tell.cache_clear()  # it is said once a process
     policy = mixture("phimoe", tmp_path, "float32")
     assert "the noise of" in caplog.text
     assert "PhimoeTopKRouter" in caplog.text
