@@ -13,13 +13,15 @@ import yaml
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTokenizer
 
 import covey
 from covey.cli.main import main
 from covey.policy.models.loading import load_policy
+from covey.policy.settings import ModelConfig
 
 from ...support.builders import saved_model
+from ...support.models.composite_models import composite_folder
 from ...support.models.saved_models import qwen, save_model
 from .fake_hub import TOKEN, FakeHub, fake_hub
 
@@ -248,6 +250,27 @@ def test_a_module_of_ones_own_is_exported_as_its_weights(
     assert "module.load_state_dict(" in text
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "gguf"), "--gguf"]) == 2
     assert "gemma3_text, got covey_module; llama.cpp converts more" in capsys.readouterr().err
+
+
+def test_adapters_of_text_and_pictures_merge_into_the_class_they_came_as(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = composite_folder("smolvlm", tmp_path / "base")
+    how = {**SMALL, "lora_rank": 4, "environment": {"in_process": True}}
+    covey.train(str(base), early, ROWS, folder=tmp_path / "run", **how)
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--merge"]) == 0
+    merged, plain = (AutoModelForMultimodalLM.from_pretrained(folder) for folder in (tmp_path / "out", base))
+    assert type(merged).__name__ == "SmolVLMForConditionalGeneration"
+    adapted = load_policy(ModelConfig(name=str(newest(tmp_path / "run")), lora_rank=4))
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        found, wanted, before = (model.eval()(input_ids=ids).logits for model in (merged, adapted.model, plain))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    assert float((found - before).abs().max()) > 1e-3
+    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
+    assert "AutoModelForMultimodalLM.from_pretrained(FOLDER)" in (tmp_path / "out" / "README.md").read_text()
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "gguf"), "--merge", "--gguf"]) == 2
+    assert "gemma3_text, got smolvlm; llama.cpp converts more" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ GGUF and the hub
