@@ -28,7 +28,8 @@ from covey.policy.recurrence.mixers import is_routed, unroute
 
 LOGGER = logging.getLogger(__name__)
 NUM_TOKENS = 8
-SLOWER = "slower to sample than attention models"
+SLOWER, TIMES = "slower to sample than attention models", {"cpu": "about 2 times "}
+"""By device type, measured by benchmarks/speed/paths.py: 2.3 times with SmolLM2-135M on a CPU."""
 LISTED = " (docs/develop/architectures.md lists what works)"
 NOISE = 1e-2
 """Largest difference between training and evaluation mode, in standard deviations of the logits."""
@@ -112,7 +113,8 @@ def detect_general(policy: Policy, reason: str) -> Policy:
         except Exception as error:  # foreign code
             raise ValueError(f"model.name needs another architecture: {kind} does not run ({_line(error)})") from error
         sharding.reshard(policy)
-    tell(f"{kind}: general path, {SLOWER}; {reason}{_packages(found)}")
+    slower = TIMES.get(policy.device.type, "") + SLOWER
+    tell(f"{kind.removeprefix('FSDP')}: general path, {slower}; {reason.replace('FSDP', '')}{_packages(found)}")
     return found
 
 
