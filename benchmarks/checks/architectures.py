@@ -352,7 +352,8 @@ with transformers alone: eager attention, one text at a time, plain autograd.
 - *fast*: attention that transformers lets others compute, once in every layer. *general*: anything else; passes are
   transformers' own, and the engine decodes in lockstep. Which one a model takes is found by running it at loading, and
   said in one line. On a CPU the general path samples about 2 times slower: SmolLM2-135M by both engines, four prompts
-  with eight completions of 32 tokens, one thread, median of three rounds 2.3 (`python -m benchmarks.speed.paths MODEL`).
+  with eight completions of 32 tokens, one thread of an AMD EPYC, 2.3 times in each of three rounds
+  (`python -m benchmarks.speed.paths MODEL`).
 - *layouts*: what a model of the general path computes exactly, logits and gradient. *forked*: shared prompts through
   its cache, and padded rows; *rows*: padded rows, which then stand in for `packing=shared`; *alone*: single texts.
 - *engine*: largest difference of a sampled token's log-prob, in nats; *padded*, *packed*, *shared*: the same of the

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from benchmarks.checks.architectures import save
 from covey.trl import GRPOConfig, GRPOTrainer
 
 from ..support.builders import saved_classifier, saved_model
@@ -29,12 +30,12 @@ STEPS = {"custom_reward": 6, "callbacks": 3, "reward_model": 1, "several_rewards
 """Optimiser steps of the scripts that make others than two."""
 
 
-def run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str | None = None) -> dict[str, Any]:
     """The names a script leaves, its one import changed."""
     source = (SCRIPTS / f"{name}.py").read_text()
     assert source.count(THEIRS) == 1
     monkeypatch.chdir(tmp_path)
-    scope: dict[str, Any] = {"__name__": "__main__", "MODEL": saved_model(tmp_path / "policy", "llama")}
+    scope: dict[str, Any] = {"__name__": "__main__", "MODEL": model or saved_model(tmp_path / "policy", "llama")}
     if "JUDGE" in source:
         scope["JUDGE"] = saved_classifier(tmp_path / "judge", num_labels=1)
     exec(compile(source.replace(THEIRS, OURS), f"{name}.py", "exec"), scope)
@@ -62,6 +63,22 @@ def test_a_run_that_the_preflight_refuses_names_the_field_that_turns_it_off(tmp_
     with pytest.raises(ValueError, match=r"^preflight: .*in GRPOConfig: .*preflight for preflight.enabled"):
         trainer(**impossible).train()
     assert trainer(preflight=False).train().global_step == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("architecture", "script"),
+    [
+        *((architecture, "quick_start") for architecture in ("qwen3_5_text", "nemotron_h", "lfm2", "llama4_text")),
+        *((architecture, "lora") for architecture in ("qwen3_5_text", "lfm2")),  # peft refuses the others' all-linear
+    ],
+)
+def test_a_script_trains_models_of_other_layers(
+    architecture: str, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(architecture, str(tmp_path / "hybrid"))
+    scope = run(script, tmp_path, monkeypatch, str(tmp_path / "hybrid"))
+    assert scope["trainer"].state.global_step == 2
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ from covey.policy.recurrence.mixers import is_routed, unroute
 LOGGER = logging.getLogger(__name__)
 NUM_TOKENS = 8
 SLOWER, TIMES = "slower to sample than attention models", {"cpu": "about 2 times "}
-"""By device type, measured by benchmarks/speed/paths.py: 2.3 times with SmolLM2-135M on a CPU."""
+"""Ratios by type of device, of benchmarks/speed/paths.py: 2.3 times with SmolLM2-135M on a CPU."""
 LISTED = " (docs/develop/architectures.md lists what works)"
 NOISE = 1e-2
 """Largest difference between training and evaluation mode, in standard deviations of the logits."""
