@@ -76,7 +76,7 @@ demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three s
 demo-tools: $(STAMP)  ## tasks of several turns and their controls, three seeds each (half an hour)
 	$(BIN)/python -m benchmarks.demo.tools
 
-architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/develop/architectures.md (five minutes)
+architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/develop/architectures.md (twenty minutes)
 	$(BIN)/python -m benchmarks.checks.architectures
 
 figures: $(STAMP)  ## draw every picture of the README and the documentation from measured data, and write its numbers (half a minute)

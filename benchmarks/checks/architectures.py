@@ -161,10 +161,12 @@ def of_adapters(folder: str, precision: str) -> Row:
     except Exception as error:
         return {"no LoRA": line(f"{type(error).__name__}: {error}")}
     draw = torch.Generator().manual_seed(1)
-    trained = [weight for name, weight in policy.model.named_parameters() if ".lora_B." in name]
     groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(made_up())]
+    adapters = {name: weight for name, weight in policy.model.named_parameters() if ".lora_B." in name}
     with inference(policy.model):
-        for weight in trained:
+        called = layers_called(policy, {name.partition(".lora_B.")[0] for name in adapters}, groups)
+        trained = [weight for name, weight in adapters.items() if name.partition(".lora_B.")[0] in called]
+        for weight in trained:  # a layer that is read past its adapter leaves it at 0, in training as well
             weight.normal_(0, 0.05, generator=draw)
         alone = plain_model(policy)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -173,12 +175,26 @@ def of_adapters(folder: str, precision: str) -> Row:
     return {"LoRA": error, "adapted": len(trained), "linear": num_linear(policy)}
 
 
+def layers_called(policy: Policy, names: Iterable[str], groups: Sequence[Group]) -> set[str]:
+    """Names of the layers that a pass calls."""
+    called: set[str] = set()
+    hooks = [
+        policy.model.get_submodule(name).register_forward_pre_hook(lambda module, given, name=name: called.add(name))
+        for name in names
+    ]
+    layout_logprobs(policy, groups, "shared")
+    for hook in hooks:
+        hook.remove()
+    return called
+
+
 def num_linear(policy: Policy) -> int:
     """Linear layers but the head, and weights that experts hold together."""
     model, head = policy.causal_lm, policy.causal_lm.get_output_embeddings()
     own = [(name, module) for name, module in model.named_modules() if ".lora_" not in name and module is not head]
     layers = sum(isinstance(module, torch.nn.Linear | Conv1D) for _, module in own)
-    return layers + sum(weight.dim() == 3 and "experts" in name for name, weight in model.named_parameters())
+    held = [(f"{name} {type(module).__name__}".lower(), module._parameters.values()) for name, module in own]
+    return layers + sum(w is not None and w.dim() == 3 and "experts" in name for name, ws in held for w in ws)
 
 
 def made_up() -> list[tuple[list[int], list[Completion]]]:
@@ -359,7 +375,8 @@ with transformers alone: eager attention, one text at a time, plain autograd.
 - *engine*: largest difference of a sampled token's log-prob, in nats; *padded*, *packed*, *shared*: the same of the
   trainer's layouts (`packing`); *gradient*: relative difference of the gradient, the worst of the three; *LoRA*: of a
   log-prob with adapters on all linear layers (none: peft adds none); *adapted*: how many linear layers but the head
-  got one, weights that experts hold together among them.
+  got one, weights that experts hold together among them. Fewer have one where a weight is read past its layer, a
+  router is linear by its class alone, or parts for pictures and sound stay frozen.
 - *float64*: where a number is above 1e-5, the largest of all of them in float64. What vanishes there is rounding.
 - **Bold**: the newest, which transformers 5.23 has and 5.15 had not.
 - What is refused is refused when the model is loaded, by the line in the table: `covey train`, `covey check`, a bare
