@@ -91,6 +91,9 @@ def test_it_is_never_chosen_without_a_gpu_or_without_vllm(machine: HostDevices) 
         (HostDevices(False, 1), {}, "vLLM is not installed"),
         (HostDevices(True, 0), {}, "vLLM is chosen on a GPU only"),
         (GPU, {"precision": "float64"}, "vLLM needs model.precision = float32, bfloat16 or float16"),
+        (GPU, {"code": "my_gpt:load"}, "model.code=my_gpt:load is code that vLLM does not have"),
+        (GPU, {"name": "<in memory module: Gpt>"}, "vLLM loads models of transformers alone"),
+        (GPU, {"name": "<in memory: Qwen2ForCausalLM>"}, None),
         (GPU, {}, None),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from covey.api import of_this_program
 from covey.environments.reward_functions.call import name_of
-from covey.policy.models.naming import IN_MEMORY
+from covey.policy.models.naming import IN_MEMORY, OWN_MODULE
 from covey.system.lookup import ANEW, attribute, resolve
 from covey.system.section import Section
 
@@ -48,7 +48,8 @@ def environment(kind: str) -> NoReturn:
 
 def model_name(model: object) -> str:
     """Return the setting of a model in memory."""
-    return f"{IN_MEMORY}: {type(model).__name__}>"
+    beginning = OWN_MODULE if "given" in vars(model) else IN_MEMORY
+    return f"{beginning}: {type(model).__name__}>"
 
 
 def importable_name(function: Callable[..., Any]) -> str | None:

@@ -17,6 +17,7 @@ from covey.environments.registry import environment_class
 from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig
+from covey.policy.models.naming import OWN_MODULE
 from covey.run.given import RunObjects
 from covey.system.lookup import import_changed, is_function_path, resolve
 
@@ -276,6 +277,7 @@ def _check_places(config: Config, given: RunObjects) -> None:
         "model.load_in_4bit=true": config.model.load_in_4bit,
         "model.load_in_8bit=true": config.model.load_in_8bit,
         "model.revision": config.model.revision is not None,
+        "engine.name=vllm": config.engine.name == "vllm" and config.model.name.startswith(OWN_MODULE),
     }
     if given.model is not None and any(needs_a_name.values()):
         (name, *_) = [name for name, is_set in needs_a_name.items() if is_set]

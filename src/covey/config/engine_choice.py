@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from covey.config.checks import format_value, unmet
 from covey.config.schema import Config
+from covey.policy.models.naming import OWN_MODULE
 from covey.policy.settings import NANO
 from covey.system import ranks
 
@@ -40,6 +41,8 @@ def obstacle_to_vllm(config: Config, machine: HostDevices) -> str | None:
         (machine.num_gpus == 0 or model.device == "cpu", "vLLM is chosen on a GPU only"),
         (model.kind != "causal", "vLLM does not fill in"),
         (model.name in NANO, f"model.name={model.name} is sampled before vLLM has started"),
+        (model.code is not None, f"model.code={model.code} is code that vLLM does not have"),
+        (model.name.startswith(OWN_MODULE), "vLLM loads models of transformers alone"),
         (model.deterministic, "vLLM does not repeat bit for bit, as model.deterministic=true asks"),
         (several and machine.num_gpus > 1, "vLLM needs CUDA_VISIBLE_DEVICES of one GPU for each process"),
     )

@@ -77,6 +77,8 @@ OF_GGUF = "; covey export --from-gguf {} --to FOLDER makes a folder for model.na
 RUN = "a run folder"
 IN_MEMORY = "<in memory"
 """Beginning of model.name where a program gave the model itself."""
+OWN_MODULE = f"{IN_MEMORY} module"
+"""Its beginning where that is no model of transformers."""
 
 
 def check_device(name: str) -> None:

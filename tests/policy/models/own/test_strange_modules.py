@@ -316,6 +316,12 @@ def test_what_a_module_lacks_is_said_in_one_line(make: Callable[[], nn.Module], 
     assert "\n" not in str(refused.value)
 
 
+def test_vllm_knows_no_module_of_ones_own() -> None:
+    how = {**SMALL, "engine": {"name": "vllm", "url": "http://localhost:8000"}, "engine__max_rows": None}
+    with pytest.raises(ValueError, match=r"engine\.name=vllm needs a model by name or folder, got one in memory"):
+        covey.train(Gpt(), early, ROWS, tokenizer=(encode, decode), **{k: v for k, v in how.items() if v is not None})
+
+
 def test_adapters_need_linear_layers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.lora_rank=2 needs linear layers, StateRequired has none"):
         covey.train(StateRequired(), early, ROWS, tokenizer=(encode, decode), folder=tmp_path, lora_rank=2, **SMALL)
