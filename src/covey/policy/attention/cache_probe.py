@@ -13,9 +13,8 @@ from torch import Tensor
 from covey.policy.attention.forked import Held
 from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.models.caches import Caching, cache_bytes, fork_rows, take_rows
-from covey.policy.models.general import logits_error
+from covey.policy.models.general import can_widen, in_float32, logits_error
 from covey.policy.models.text import ordinary_ids
-from covey.policy.models.widened import can_widen, in_float32
 from covey.policy.policy import Policy, inference, to_device
 
 LOGGER = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from covey.algorithm.softmax import log_softmax
+from covey.policy import sharding
 from covey.policy.attention.base import DENSE, Layout
 from covey.policy.attention.forked import forked_layout
 from covey.policy.attention.packed import StreamSegment
 from covey.policy.models.text import ordinary_ids
-from covey.policy.models.widened import can_widen, in_float32
-from covey.policy.policy import Policy
+from covey.policy.policy import Policy, is_half
 
 PROMPT, AGREED, ENDS = 7, 3, (9, 4, 6)
 """Tokens of the prompt, of two texts' further common prefix, and of the rest: longer than convolutions."""
@@ -219,3 +219,59 @@ def logits_error(found_NV: Tensor, expected_NV: Tensor, is_exact: bool) -> float
     """
     error_N = (found_NV.double() - expected_NV.double()).abs().amax(dim=-1) / expected_NV.double().std()
     return float(error_N.max() if is_exact else error_N.median())
+
+
+def can_widen(policy: Policy) -> bool:
+    """Return True where float32 is exact: shards and quantised weights stay."""
+    return policy.computes_whole or not (policy.sharded or getattr(policy.causal_lm, "is_quantized", False))
+
+
+@contextmanager
+def in_float32(policy: Policy) -> Iterator[Policy]:
+    """Yield the policy in float32, or unchanged where it cannot be widened.
+
+    Passes have no gradient. One layer is wide at a time, and what lies outside of layers.
+    """
+    if policy.computes_whole or not can_widen(policy):
+        yield policy
+        return
+    model, layers = policy.causal_lm, sharding.layers_of(policy.causal_lm)
+    inside = {module for layer in layers for module in layer.modules()}
+    with ExitStack() as held, torch.no_grad():
+        held.enter_context(_wide([module for module in model.modules() if module not in inside]))
+        for layer in layers:
+            _widen_at_calls(layer, held)
+        yield replace(policy, precision=torch.float32)
+
+
+def _widen_at_calls(layer: nn.Module, held: ExitStack) -> None:
+    own = ExitStack()
+
+    def begin(module: nn.Module, given: Any) -> None:
+        own.enter_context(_wide(list(layer.modules())))
+
+    def end(module: nn.Module, given: Any, out: Any) -> None:
+        own.close()
+
+    held.callback(layer.register_forward_pre_hook(begin).remove)
+    held.callback(layer.register_forward_hook(end, always_call=True).remove)
+    held.callback(own.close)
+
+
+@contextmanager
+def _wide(modules: list[nn.Module]) -> Iterator[None]:
+    """Hold wide copies of weights in half precision inside."""
+    places = [
+        (module._parameters, name, weight)
+        for module in modules
+        for name, weight in module._parameters.items()
+        if weight is not None and is_half(weight.dtype)
+    ]
+    made = {id(weight): nn.Parameter(weight.detach().float(), requires_grad=False) for _, _, weight in places}
+    for table, name, weight in places:
+        table[name] = made[id(weight)]  # tied weights stay one
+    try:
+        yield
+    finally:
+        for table, name, weight in places:
+            table[name] = weight

@@ -17,10 +17,17 @@ from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.cache_probe import ERROR, HALF_ERROR, probe_caching
 from covey.policy.attention.packed import StreamSegment, packed_layout, star
 from covey.policy.kernels.gpu.inductor import without_compiling
-from covey.policy.models.general import DrawDetector, general_attention, helpful_packages, keep_evaluating, logits_error
+from covey.policy.models.general import (
+    DrawDetector,
+    can_widen,
+    general_attention,
+    helpful_packages,
+    in_float32,
+    keep_evaluating,
+    logits_error,
+)
 from covey.policy.models.mask_probe import configs_of, seeing_masks
 from covey.policy.models.text import ordinary_ids
-from covey.policy.models.widened import can_widen, in_float32
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
 from covey.policy.recurrence.base import Forest, segment_rows, stream_layout
