@@ -366,8 +366,9 @@ loads as a run would: {counts}. Written by `make architectures`, which compares 
 with transformers alone: eager attention, one text at a time, plain autograd.
 
 - *fast*: in every layer attention that transformers lets others compute, once, or a state (Gated DeltaNet, Kimi's,
-  Mamba 2, short convolutions) that follows covey's streams. *general*: anything else; passes are transformers' own, and the engine decodes in lockstep. Which one a model takes is found by running it at loading, and
-  said in one line. On a CPU the general path samples about 2 times slower: SmolLM2-135M by both engines, four prompts
+  Mamba 2, short convolutions) that follows covey's streams. *general*: anything else; passes are transformers' own,
+  and the engine decodes in lockstep. Which one a model takes is found by running it at loading, and said in one line.
+  On a CPU the general path samples about 2 times slower: SmolLM2-135M by both engines, four prompts
   with eight completions of 32 tokens, one thread of an AMD EPYC, 2.3 times in each of three rounds
   (`python -m benchmarks.speed.paths MODEL`).
 - *layouts*: what a model of the general path computes exactly, logits and gradient. *forked*: shared prompts through
