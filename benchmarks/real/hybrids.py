@@ -1,6 +1,6 @@
 """Tokens a second of hybrids beside a Llama of as many weights, in covey's engine.
 
-    python -m benchmarks.real.hybrids        # rows 4, 16 and 64, both precisions; writes results/hybrids.json
+    python -m benchmarks.real.hybrids        # rows 4, 16 and 64, both precisions; writes results/real_runs.json
     python -m benchmarks.real.hybrids --rows 16 --precision float32 --repetitions 5
 
 Random weights of about 130 million, shaped as Qwen3.5, Nemotron-H and LFM2 are, and SmolLM2's own shape of a Llama; the
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.demo.runs import machine
 from benchmarks.real.models import model_folder
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "hybrids.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
 BASE = {
     "hidden_size": 576,
     "num_attention_heads": 9,
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for precision in options.precision:
         for each in measure(precision, options.rows, options.repetitions):
-            name = f"{each['shape']}, {precision}, {each['rows']} rows"
+            name = f"sampling, {each['shape']}, {precision}, {each['rows']} rows"
             results[name] = {**each, "machine": machine()}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     return 0

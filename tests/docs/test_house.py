@@ -14,11 +14,12 @@ FULLER = {
     "src/covey/run": 17,  # parts, stages and records of one run
     "src/covey/rollouts": 17,  # prompts and their order, attempts, groups: a file each
     "src/covey/system": 17,  # what knows nothing of GRPO, a trade each
-    "src/covey/policy/kernels": 20,  # sources in C beside the modules that call them
+    "src/covey/policy/kernels": 21,  # sources in C beside the modules that call them
     "benchmarks": 17,  # a command each
     "benchmarks/results": 18,  # a file of each measurement
     "tests": 34,  # mirrors the packages, and has a page
-    "tests/report": 17,
+    "tests/report": 18,
+    "tests/mutants/catalogue": 17,  # an area each
     "tests/golden/values": 48,  # a file of values for each formula
 }
 """Folders that have more, how many, and why."""

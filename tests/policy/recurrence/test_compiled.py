@@ -9,7 +9,7 @@ from torch import Tensor
 from covey.policy.recurrence import compiled
 from covey.policy.recurrence.base import Holders
 
-from ...support.recurrences import (
+from .forests import (
     FOREST,
     KINDS,
     Kind,

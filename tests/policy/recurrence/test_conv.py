@@ -11,7 +11,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import causal_conv1d_fn
 from covey.policy.recurrence import compiled, plain
 from covey.policy.recurrence.base import Holders
 
-from ...support.recurrences import FOREST, convolve_by_tokens, farthest, forest
+from .forests import FOREST, convolve_by_tokens, farthest, forest
 
 Conv = Callable[..., Tensor]
 CONVS: dict[str, Conv] = {"plain": plain.causal_conv, "compiled": compiled.causal_conv}

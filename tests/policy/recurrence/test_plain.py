@@ -12,7 +12,7 @@ from covey.policy.recurrence import plain
 from covey.policy.recurrence.base import Recurrence
 from covey.policy.recurrence.plain import causal_conv, gated_scan
 
-from ...support.recurrences import Kind, drawn, farthest, forest, scan_by_tokens, tensors, with_tensors
+from .forests import Kind, drawn, farthest, forest, scan_by_tokens, tensors, with_tensors
 
 ROWS_S3 = forest(((3, (2,), (1, (2,))), (1,)))
 

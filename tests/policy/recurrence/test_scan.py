@@ -13,7 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta
 from covey.policy.recurrence import compiled, plain
 from covey.policy.recurrence.base import Holders, Recurrence
 
-from ...support.recurrences import (
+from .forests import (
     FOREST,
     KINDS,
     Kind,

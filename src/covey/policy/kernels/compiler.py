@@ -81,7 +81,10 @@ def _build(source: Path, compiler: str) -> Path:
 
 def _key(source: Path, compiler: str) -> str:
     """Return a hash of source, headers, flags, compiler and processor."""
-    texts = (path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h"))))
+    texts = (
+        path.read_text(encoding="utf-8")
+        for path in (source, *sorted({*source.parent.glob("*.h"), *KERNELS.glob("*.h")}))
+    )
     parts = (*texts, *FLAGS, compiler, compiler_version(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
