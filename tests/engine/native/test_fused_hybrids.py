@@ -27,9 +27,17 @@ SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, 
 SPECIAL = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 32}
 SELECT = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, "chunk_size": 8}
+GRANITE = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+GRANITE |= {
+    "shared_intermediate_size": 96,
+    "num_local_experts": 0,
+    "residual_multiplier": 0.3,
+    "embedding_multiplier": 5.0,
+}
 SHAPES = {
     "qwen3_5_text": {**DELTA, "layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4},
     "nemotron_h": {**SELECT, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]},
+    "granitemoehybrid": {**GRANITE, "layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False},
 }
 LARGE_WEIGHTS = 1e-4

@@ -66,6 +66,7 @@ typedef struct {
     int64_t attends_gated;              /* whether gates of queries stand behind the heads */
     int64_t half;
     float eps, head_eps;
+    float scale;                        /* of what is added to the hidden numbers */
 } Layer;
 
 typedef struct {
@@ -224,9 +225,9 @@ INLINE void narrow_rows(const Product *p, const void *x, void *narrow, int64_t r
         }
 }
 
-/* out = x * weights, plus what is there already in `plus`, where there is such; shared out among the threads. */
-INLINE void multiply_rows(const Product *p, const void *x, void *narrow, const float *plus, float *out, int64_t rows,
-                          const int half) {
+/* out = x * weights, or this times `scale` and what is there already in `plus`, where there is such; shared out among the threads. */
+INLINE void multiply_rows(const Product *p, const void *x, void *narrow, const float *plus, float scale, float *out,
+                          int64_t rows, const int half) {
     narrow_rows(p, x, narrow, rows, half);
 #pragma omp for schedule(static)
     for (int64_t panel = 0; panel < num_panels(p); panel++)
@@ -237,7 +238,7 @@ INLINE void multiply_rows(const Product *p, const void *x, void *narrow, const f
             for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
                 const int64_t at = (first + r) * p->outer + panel * PANEL;
                 const float *own = (const float *)sum[r];
-                for (int64_t c = 0; c < count; c++) out[at + c] = plus ? plus[at + c] + own[c] : own[c];
+                for (int64_t c = 0; c < count; c++) out[at + c] = plus ? plus[at + c] + scale * own[c] : own[c];
             }
         }
 }
@@ -304,7 +305,7 @@ INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *heads = p->heads + first * l->into.outer;
         norm_rows(p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, l->hidden_width, l->eps, half);
-        multiply_rows(&l->into, p->normed, p->narrow[0], NULL, heads, rows, half);
+        multiply_rows(&l->into, p->normed, p->narrow[0], NULL, 1.0f, heads, rows, half);
         if (l->mixer) continue;
         rotate_rows(l, p->cosines + first * l->turned, p->sines + first * l->turned, heads, rows);
     }
@@ -336,12 +337,12 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
             float *from = p->attended + first * l->output.inner;
             if (l->attends_gated) gate_attended(l, p->heads + first * l->into.outer, from, rows);
             const void *attended = operand(from, p->gated, rows, l->output.inner, half);
-            multiply_rows(&l->output, attended, p->narrow[0], hidden, hidden, rows, half);
+            multiply_rows(&l->output, attended, p->narrow[0], hidden, l->scale, hidden, rows, half);
         }
         if (!l->up.outer) continue;
         norm_rows(hidden, l->norm_after, p->normed, rows, width, l->eps, half);
         gate_rows(l, p->normed, p->narrow, p->gated, rows, half);
-        multiply_rows(&l->down, p->gated, p->narrow[0], hidden, hidden, rows, half);
+        multiply_rows(&l->down, p->gated, p->narrow[0], hidden, l->scale, hidden, rows, half);
     }
 }
 
@@ -398,7 +399,7 @@ INLINE void product(const Product *p, const float *x, float *out, void *const ro
     for (int64_t first = 0; first < rows; first += BATCH) {
         const int64_t count = smaller(BATCH, rows - first);
         const void *given = operand(x + first * p->inner, room[0], count, p->inner, half);
-        multiply_rows(p, given, room[1], NULL, out + first * p->outer, count, half);
+        multiply_rows(p, given, room[1], NULL, 1.0f, out + first * p->outer, count, half);
     }
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.activations import ReLUSquaredActivation, SiLUActivation
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridModel
 from transformers.models.lfm2.modeling_lfm2 import Lfm2Model
 from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.mistral.modeling_mistral import MistralModel
@@ -36,7 +37,10 @@ class Family:
     output: str = "o_proj"
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
-    rotary: str | None = "rotary_emb"
+    rotary: str = "rotary_emb"
+    """A model without positions has none."""
+    others: tuple[str, ...] = ()
+    """Parts of a layer that layer.c does not compute: there must be none."""
 
 
 LLAMA = Family()
@@ -60,7 +64,12 @@ FAMILIES: Mapping[type[nn.Module], Family] = {
         inner_parts=("up_proj", "down_proj"),
         embedding="embeddings",
         final_norm="norm_f",
-        rotary=None,
+    ),
+    GraniteMoeHybridModel: Family(
+        mixer="mamba",
+        inner="shared_mlp",
+        inner_parts=("input_linear", "output_linear"),
+        others=("block_sparse_moe",),
     ),
 }
 
@@ -78,6 +87,8 @@ class LayerParts:
     attention: Any = None
     mixer: Any = None
     head_norms: Sequence[Any] = ()
+    scale: float = 1.0
+    """Factor on what is added to the hidden states."""
 
     @property
     def linear(self) -> list[Any]:
@@ -86,7 +97,9 @@ class LayerParts:
 
 def parts_of(layer: Any, family: Family) -> LayerParts | None:
     """Return the parts of a layer, None where layer.c cannot compute it."""
-    held = layer._modules
+    held, scale = layer._modules, float(vars(layer).get("residual_multiplier", 1.0))
+    if any(held.get(name) is not None for name in family.others):
+        return None
     attention, mixer = held.get(family.attention), held.get(family.mixer)
     norms = [held[name] for name in family.norms]
     inner = _inner_parts(held.get(family.inner), family)
@@ -96,9 +109,10 @@ def parts_of(layer: Any, family: Family) -> LayerParts | None:
         into = [attention.q_proj, attention.k_proj, attention.v_proj]
         of_heads = [attention._modules[name] for name in family.head_norms if name in attention._modules]
         output = [attention._modules[family.output]]
-        return LayerParts(norms, into, output, inner, attention=attention, head_norms=of_heads)
+        return LayerParts(norms, into, output, inner, attention, head_norms=of_heads, scale=scale)
     if mixed := mixed_of(mixer):
-        return LayerParts(norms, [mixer._modules[name] for name in mixed.into], [mixer.out_proj], inner, mixer=mixer)
+        into = [mixer._modules[name] for name in mixed.into]
+        return LayerParts(norms, into, [mixer.out_proj], inner, mixer=mixer, scale=scale)
     return LayerParts(norms, [], [], inner) if inner and len(norms) == 1 else None
 
 
@@ -106,9 +120,15 @@ def _inner_parts(inner: Any, family: Family) -> list[Any]:
     """Return the linear layers behind the mixing, if known."""
     if inner is None or not set(family.inner_parts) <= set(inner._modules):
         return []
-    act = inner._modules.get("act_fn")  # LFM2's is a function
-    known = ReLUSquaredActivation if len(family.inner_parts) == 2 else (nn.SiLU, SiLUActivation, type(None))
-    return [inner._modules[name] for name in family.inner_parts] if isinstance(act, known) else []
+    parts = [inner._modules[name] for name in family.inner_parts]
+    act = inner._modules.get("act_fn", inner._modules.get("activation"))  # LFM2's is a function
+    known = (nn.SiLU, SiLUActivation, type(None)) if has_gate(parts) else ReLUSquaredActivation
+    return parts if isinstance(act, known) else []
+
+
+def has_gate(inner: Sequence[Any]) -> bool:
+    """Return True where a gate stands before `up`, or in one layer with it."""
+    return len(inner) == 3 or (len(inner) == 2 and int(inner[0].out_features) == 2 * int(inner[1].in_features))
 
 
 def norm_offset(norm: Any) -> float:

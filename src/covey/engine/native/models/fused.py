@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from covey.engine.native.compiled import Cached, CompiledDecodeLayout, Decode
-from covey.engine.native.models.families import FAMILIES, LayerParts, eps_of, norm_offset, parts_of
+from covey.engine.native.models.families import FAMILIES, LayerParts, eps_of, has_gate, norm_offset, parts_of
 from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
 from covey.policy.attention.base import Layout, Rule
@@ -37,7 +37,7 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "query_norm", "key_norm", "mixer")),
         *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "turned")),
         *((name, ctypes.c_int64) for name in ("attends_gated", "half")),
-        *((name, ctypes.c_float) for name in ("eps", "head_eps")),
+        *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
     )
 
 
@@ -68,7 +68,7 @@ class FusedLayer:
             self._norms[0].data_ptr(),
             self._norms[len(parts.norms) - 1].data_ptr(),
         )
-        self.call.half, self.call.eps = half, eps_of(parts.norms[0])
+        self.call.half, self.call.eps, self.call.scale = half, eps_of(parts.norms[0]), parts.scale
         self.call.hidden_width = self._panels["into" if parts.into else "up"].product.inner
         if self.mixed is not None:
             self.call.mixer = ctypes.addressof(self.mixed.call)
@@ -99,8 +99,10 @@ class FusedLayer:
 
     def _products(self, parts: LayerParts) -> dict[str, list[Weights]]:
         """Return the weights of each product; gates of queries go last."""
-        names = INNER[len(INNER) - len(parts.inner) :]
-        found = {name: [self._weights_of(part)] for name, part in zip(names, parts.inner, strict=True)}
+        inner = [self._weights_of(part) for part in parts.inner]
+        if has_gate(parts.inner) and len(inner) == 2:
+            inner = [*(inner[0].rows(half) for half in torch.arange(inner[0].shape[0]).chunk(2)), inner[1]]
+        found = {name: [part] for name, part in zip(INNER[len(INNER) - len(inner) :], inner, strict=True)}
         if parts.into:
             found |= {"into": [self._weights_of(part) for part in parts.into]}
             found |= {"output": [self._weights_of(part) for part in parts.output]}
@@ -134,9 +136,11 @@ class FusedModel(nn.Module):
         super().__init__()
         self._family = FAMILIES[type(model)]
         modules = model._modules
-        for name in (self._family.embedding, self._family.rotary):
-            if name is not None:
-                self.add_module(name, modules[name])  # refreshed by name
+        self.add_module(self._family.embedding, modules[self._family.embedding])  # refreshed by name
+        self._has_positions = modules.get(self._family.rotary) is not None
+        if self._has_positions:
+            self.add_module(self._family.rotary, modules[self._family.rotary])
+        self._factor = float(vars(model).get("embedding_multiplier", 1.0))
         self._layers = [FusedLayer(parts, rules, weights_of, half) for parts in _layer_parts(model)]
         self._calls = (Layer * len(self._layers))(*(layer.call for layer in self._layers))
         self._widths = self._measure()
@@ -176,19 +180,20 @@ class FusedModel(nn.Module):
     ) -> Any:
         """Map tokens, or their embeddings, to last hidden states (1, T, C)."""
         embedded_1TC = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
-        rotary = None if self._family.rotary is None else self.get_submodule(self._family.rotary)
+        embedded_1TC = embedded_1TC if self._factor == 1.0 else embedded_1TC * self._factor
         # All tensors are held until the last call is done: what is made in passing would be freed before.
         hidden_TC = embedded_1TC[0].float().contiguous()
         angles = [hidden_TC[:0]] * 2  # no positions: no number of a head is turned
-        if rotary is not None:
-            angles = [angle[0].float().contiguous() for angle in rotary(embedded_1TC, position_ids)]
+        if self._has_positions:
+            found = self.get_submodule(self._family.rotary)(embedded_1TC, position_ids)
+            angles = [angle[0].float().contiguous() for angle in found]
         whole = [hidden_TC.new_empty(len(hidden_TC), width) for width in self._widths[:3]]
         rooms = [hidden_TC.new_empty(BATCH * width) for width in self._widths[3:]]
         pointers = [tensor.data_ptr() for tensor in (hidden_TC, *angles, *whole, *rooms)]
         narrow = (ctypes.c_void_p * 2)(*pointers[-2:])
         tensors = Pass(*pointers[:-2], narrow, len(hidden_TC), torch.get_num_threads())
         for call in self._calls:
-            call.turned = 0 if rotary is None else angles[0].shape[1]
+            call.turned = angles[0].shape[1] if self._has_positions else 0
         if isinstance(layout, CompiledDecodeLayout):
             self._decode(tensors, whole[0], whole[1], layout)
         else:

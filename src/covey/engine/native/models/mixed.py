@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
@@ -149,6 +150,8 @@ def _short_numbers(layer: Any) -> Numbers:
 ABSENT: Numbers = {"factor": -1, "gate": -1, "beta": -1}
 MIXED: Mapping[type, Mixed] = {
     Qwen3_5GatedDeltaNet: Mixed(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), _delta_numbers, _delta_tensors),
-    NemotronHMamba2Mixer: Mixed(("in_proj",), _select_numbers, _select_tensors),
+    **dict.fromkeys(
+        (NemotronHMamba2Mixer, GraniteMoeHybridMambaLayer), Mixed(("in_proj",), _select_numbers, _select_tensors)
+    ),
     Lfm2ShortConv: Mixed(("in_proj",), _short_numbers, lambda layer: _convolution(layer.conv)),
 }
