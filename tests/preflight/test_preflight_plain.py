@@ -15,6 +15,7 @@ from covey.policy.models import loading
 from covey.policy.models.loading import load_policy
 from covey.policy.plain import Plain, rounded_and_exact
 from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
 from covey_preflight.plain import reachable_tokens
 from covey_preflight.policy import synthetic_rows
 from covey_preflight.preflight import run_checks
@@ -322,8 +323,8 @@ def test_weights_in_4_bits_whose_kernel_has_no_backward_are_refused(
 
 
 def test_positions_in_half_precision_are_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cast(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
-        torch.nn.Module.to(model, device=device, dtype=dtype)
+    def cast(model: Any, device: torch.device, settings: ModelConfig) -> Any:
+        torch.nn.Module.to(model, device=device, dtype=loading._storage_type(settings))
         for parameter in model.parameters():
             parameter.data = 3 * parameter.data if parameter.dim() > 1 else parameter.data
         return model

@@ -347,6 +347,7 @@ CASES: dict[str, Case | Refused] = {
     "algorithm.kl_clamp": trains(1e-3, **KL, algorithm__kl_gradient="naive"),
     "algorithm.sampler_kl_coef": trains(1.0),
     "algorithm.sampler_kl_estimator": trains("k1_forward", algorithm__sampler_kl_coef=1.0),
+    "algorithm.router_aux_loss_coef": trains(1.0, model__name="mixture"),
     "algorithm.target_kl": Case(see.coefficients, 1e-9, {"algorithm.kl_coef": 0.5}),
     "algorithm.kl_controller": steers("doubling"),
     "algorithm.kl_horizon": steers(100),

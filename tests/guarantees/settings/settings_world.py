@@ -9,6 +9,7 @@ import datasets
 import huggingface_hub
 import pytest
 
+from benchmarks.checks.architectures import save
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments.registry import environment_classes
@@ -89,6 +90,7 @@ def make_world(folder: Path) -> None:
         (folder / hub / "refs").mkdir()
         (folder / hub / "refs" / "main").write_text("0")
         (folder / hub / "refs" / "other").write_text("1")
+    save("qwen3_moe", str(folder / "mixture"))
     tokenizer = nano_masked_tokenizer()
     nano_judge_model(NanoShape("modernbert", 16, 1, 2), tokenizer, seed=5).save_pretrained(folder / "judge")
     tokenizer.save_pretrained(folder / "judge")
