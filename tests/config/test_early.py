@@ -68,6 +68,7 @@ def fill(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "quantised").mkdir()
     (folder / "quantised" / "m.gguf").touch()
+    (folder / "book.pth").touch()
 
 
 @pytest.fixture
@@ -118,6 +119,10 @@ MISTAKES = [
     (["train", *ROWS, "model.name=./missing"], "model.name=./missing: there is no such folder"),
     (["train", *ROWS, "model.name=folder"], "model.name=folder is a folder without a model: it has no config.json"),
     (["evaluate", *ROWS, "model.name=rows.jsonl"], "model.name=rows.jsonl is a file; name the model's folder\n"),
+    (
+        ["evaluate", *ROWS, "model.name=book.pth"],
+        "book.pth is a file; name the model's folder, or model.code=module:function, which makes a model of it\n",
+    ),
     (
         ["train", *ROWS, "model.name=quantised"],
         "it has no config.json; covey export --from-gguf quantised/m.gguf --to FOLDER makes a folder for model.name",

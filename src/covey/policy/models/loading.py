@@ -1,5 +1,6 @@
 """Load a policy: weights, precision, quantisation, adapters."""
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ from covey.policy.models.saved import (
     NO_CODE,
     UNREADABLE,
     check_code,
+    code_beside,
     explain_unreadable,
     first_line,
     read_weights,
@@ -220,8 +222,8 @@ def _choose_layers(
     if liger.is_wanted(settings.kernels, precision, device):
         liger.use_liger(model, device, _compiles(settings, device))
     choose_kernels(model, settings.kernels, precision, device)
-    if settings.kind == "causal":
-        mixers.route(model, _operations(settings.kernels, precision, device))
+    if settings.kind == "causal" and mixers.route(model, _operations(settings.kernels, precision, device)):
+        _quiet_fallbacks()
     path: Literal["fast", "general"] = "fast" if model.config._attn_implementation == ATTENTION else "general"
     return Policy(
         model,
@@ -232,6 +234,11 @@ def _choose_layers(
         mask_id=_mask_id(settings, tokenizer),
         processor=read_processor(model.name_or_path or settings.name, settings.revision) if is_composite(model) else {},
     )
+
+
+def _quiet_fallbacks() -> None:
+    """Silence transformers' lines on kernels that it lacks: covey computes these layers."""
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 
 def _operations(kernels: str, precision: torch.dtype, device: torch.device) -> Operations:
@@ -343,6 +350,9 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         raise ValueError(f"model.name={settings.name} {lacking}")
     if settings.code == FOLDER:
         restore_buffers(model)
+    elif "config.json" in code_beside(settings.name):
+        own = f"{settings.name} has code of its own, which does not run: transformers knows {type(model).__name__}"
+        tell(f"{own}; model.code=folder runs it")
     # Quantised weights are on their device already
     if bits:
         keep_promises(model, bits)

@@ -38,7 +38,8 @@ def check_name(name: str, code: str | None = None) -> None:
         raise ValueError(f"model.name={name} is {kind} without a policy")
     kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
     gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None)
-    raise ValueError(f"model.name={name} is {kind}{'' if gguf is None else OF_GGUF.format(gguf)}")
+    hint = MADE if path.suffix in WEIGHTS else "" if gguf is None else OF_GGUF.format(gguf)
+    raise ValueError(f"model.name={name} is {kind}{hint}")
 
 
 def saved_step(name: str) -> int:
@@ -73,6 +74,8 @@ def _kind(folder: Path) -> str:
 
 OF_MODELS = ("config.json", "adapter_config.json")
 """Files of which a folder with a model has one."""
+WEIGHTS = (".pth", ".pt", ".bin", ".ckpt")
+MADE = ", or model.code=module:function, which makes a model of it"
 OF_GGUF = "; covey export --from-gguf {} --to FOLDER makes a folder for model.name of it"
 RUN = "a run folder"
 IN_MEMORY = "<in memory"

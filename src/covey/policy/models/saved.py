@@ -132,7 +132,10 @@ def check_code(settings: ModelConfig) -> None:
         return
     if not Path(settings.name).is_dir():
         raise ValueError(f"model.code={FOLDER} runs code that lies here: {OF_HUB.format(settings.name)}")
-    for file, named in code_beside(settings.name).items():
+    beside = code_beside(settings.name)
+    if not beside:
+        raise ValueError(f"model.code={FOLDER} runs code beside the weights, {settings.name} names none (auto_map)")
+    for file, named in beside.items():
         if "--" in str(named):
             raise ValueError(f"model.code={FOLDER} runs code of the folder alone, {file} names that of a hub: {named}")
 
