@@ -317,6 +317,20 @@ def test_code_beside_the_weights_is_not_run(tmp_path: Path, monkeypatch: pytest.
     assert not Path("PWNED").exists()
 
 
+def test_code_of_a_type_that_transformers_knows_does_not_run_and_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_policy(nano(), tmp_path)
+    with pytest.raises(ValueError, match=r"model\.code=folder runs code beside the weights, .* names none"):
+        load_policy(ModelConfig(name=str(tmp_path), code="folder"), seed=0)
+    (tmp_path / "own.py").write_text("raise AssertionError('it was run')\n")
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"auto_map": {"AutoModelForCausalLM": "own.Own"}}))
+    assert type(load_policy(ModelConfig(name=str(tmp_path)), seed=0).causal_lm).__name__ == "LlamaForCausalLM"
+    (said,) = [record.message for record in caplog.records if "code of its own" in record.message]
+    assert said.endswith("does not run: transformers knows LlamaForCausalLM; model.code=folder runs it")
+
+
 def refusal(load: Callable[[], object]) -> str:
     """Return why it is refused, nothing where it is not."""
     try:
