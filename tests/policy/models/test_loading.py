@@ -326,9 +326,9 @@ def test_code_of_a_type_that_transformers_knows_does_not_run_and_is_said(
     (tmp_path / "own.py").write_text("raise AssertionError('it was run')\n")
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(content | {"auto_map": {"AutoModelForCausalLM": "own.Own"}}))
-    assert type(load_policy(ModelConfig(name=str(tmp_path)), seed=0).causal_lm).__name__ == "LlamaForCausalLM"
+    assert type(load_policy(ModelConfig(name=str(tmp_path)), seed=0).causal_lm).__name__ == "Qwen2ForCausalLM"
     (said,) = [record.message for record in caplog.records if "code of its own" in record.message]
-    assert said.endswith("does not run: transformers knows LlamaForCausalLM; model.code=folder runs it")
+    assert said.endswith("does not run: transformers knows Qwen2ForCausalLM; model.code=folder runs it")
 
 
 def refusal(load: Callable[[], object]) -> str:
