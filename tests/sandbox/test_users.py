@@ -11,11 +11,12 @@ from covey_sandbox.inside.isolation import library, users
 
 
 def test_no_number_is_given_twice_or_to_a_user_that_has_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "FIRST_UID", 70_000)  # nobody's: other tests run beside this one
     monkeypatch.setattr(users, "NUM_UIDS", 3)
     monkeypatch.setattr(users, "owners", lambda: {users.FIRST_UID + 1})
     given = [users.reserve(), users.reserve()]
     assert {uid for uid, _ in given} == {users.FIRST_UID, users.FIRST_UID + 2}
-    with pytest.raises(OSError, match="the users 61184 to 61186 are all taken"):
+    with pytest.raises(OSError, match="the users 70000 to 70002 are all taken"):
         users.reserve()
     uid, reservation = given.pop()
     reservation.close()
