@@ -371,8 +371,8 @@ with transformers alone: eager attention, one text at a time, plain autograd.
   On a CPU the general path samples about 2 times slower: SmolLM2-135M by both engines, four prompts
   with eight completions of 32 tokens, one thread of an AMD EPYC, 2.3 times in each of three rounds
   (`python -m benchmarks.speed.paths MODEL`).
-- A Qwen3.5 of 935 thousand weights learns sums, but not as a Llama of that size does: over three seeds it gained +0.347
-  of accuracy (+0.290 to +0.395), the Llama +0.173 (+0.145 to +0.215):
+- A Qwen3.5 of 935 thousand weights learns sums, but not as a Llama of that size does: over three seeds it gained +0.352
+  of accuracy (+0.290 to +0.405), the Llama +0.173 (+0.145 to +0.215):
   [hybrid.md](../../benchmarks/demo/hybrid.md), `python -m benchmarks.demo.hybrid`.
 - *layouts*: what a model of the general path computes exactly, logits and gradient. *forked*: shared prompts through
   its cache, and padded rows; *rows*: padded rows, which then stand in for `packing=shared`; *alone*: single texts.
