@@ -103,7 +103,8 @@ Sums of two digits and one (`41+7=`), from random weights: demonstrations until 
 GRPO, 32 x 8 completions each. Greedy accuracy on 200 held-out sums with 95 % intervals, the gain paired over sums;
 *mismatch* is the largest of all steps, in nats, between the engine's log-probs and the trainer's. Qwen3.5 has one
 layer of the gated delta rule before one of attention. Seconds are the median of a step.
-At commit {versions["git_commit"][:8]} both take the fast path. On the general path (4ea5b2d7) the same seeds of Qwen3.5 gained +0.395, +0.290, +0.355.
+At commit {versions["git_commit"][:8]} both take the fast path.
+On the general path (4ea5b2d7) the same seeds of Qwen3.5 gained +0.395, +0.290, +0.355.
 
 Mean gain over seeds, with the smallest and the largest: {"; ".join(means)}. This is not *the same* gain: with as many
 weights the hybrid gains about twice as much, and the two ranges do not meet.
