@@ -52,11 +52,9 @@ def rollouts() -> list[Rollout]:
     return [rollout for group in groups() for rollout in group.rollouts]
 
 
-@pytest.mark.parametrize("architecture", PATHS)
-def test_layouts_of_the_general_path_are_what_transformers_alone_computes(architecture: str, tmp_path: Path) -> None:
-    policy = loaded(tmp_path, architecture)
-    assert (policy.path, policy.attention) == ("general", PATHS[architecture])
-    model = plain(str(tmp_path))
+def assert_layouts_agree(policy: Policy, folder: Path) -> None:
+    """Log-probs and gradient of every layout are those of transformers alone, loaded from the folder."""
+    model = plain(str(folder))
     expected_L = torch.cat([plain_logprobs(model, rollout) for rollout in rollouts()])
     weight_L = torch.linspace(-1.0, 2.0, len(expected_L))
     (weight_L * expected_L).sum().backward()
@@ -70,6 +68,13 @@ def test_layouts_of_the_general_path_are_what_transformers_alone_computes(archit
         found = torch.cat([p.grad.flatten() for _, p in own if p.grad is not None])
         assert float((found_L - expected_L).detach().abs().max()) < 1e-5, packing
         assert relative_error(found, expected) < 1e-5, packing
+
+
+@pytest.mark.parametrize("architecture", PATHS)
+def test_layouts_of_the_general_path_are_what_transformers_alone_computes(architecture: str, tmp_path: Path) -> None:
+    policy = loaded(tmp_path, architecture)
+    assert (policy.path, policy.attention) == ("general", PATHS[architecture])
+    assert_layouts_agree(policy, tmp_path)
 
 
 def test_an_update_is_the_same_padded_and_through_a_forked_cache_in_float64(tmp_path: Path) -> None:

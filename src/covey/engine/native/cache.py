@@ -174,6 +174,8 @@ class CacheBlock:
 
     def begin_as(self, prompts: "CacheBlock", prompt_R: Sequence[int], first: int) -> None:
         """Give holders from `first` on the states after their prompts."""
+        if not self.held:
+            return
         source_R = to_device(prompt_R, self.shape.device, torch.int64)
         for own, shared in zip(self.held, prompts.held, strict=True):
             own[first : first + len(prompt_R)] = shared[source_R]

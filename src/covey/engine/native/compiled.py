@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.cache import Cache, CacheBlock, CacheShape
-from covey.engine.native.layouts import Grid, PrefillLayout, forest_in
+from covey.engine.native.layouts import Grid, PrefillLayout, StretchLayout
 from covey.engine.native.panels import SOURCE, has_half
 from covey.policy import sampling
 from covey.policy.attention.base import Rule
@@ -71,12 +71,12 @@ class CompiledPrefillLayout(PrefillLayout):
         return out_BHTD.to(query_BHTD.dtype)
 
 
-class CompiledDecodeLayout:
+class CompiledDecodeLayout(StretchLayout):
     """`layouts.DecodeLayout` in C."""
 
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
         self._cache = cache
-        self.forest = forest_in(cache.rows, 0, [1] * len(length_R), begins=False)
+        self._stretches = cache.rows, 0, [1] * len(length_R), False
         self._own_R = length_R - 1
         self._grid = grid
         self.position_R = grid.length_R + self._own_R

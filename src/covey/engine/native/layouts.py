@@ -11,6 +11,7 @@ the rows' block, H query heads, K key/value heads, Q = H / K, D head width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -77,18 +78,22 @@ class ProbeLayout:
 ONE_TOKEN = Forest(torch.tensor([[0, 1, -1]]))
 
 
-def forest_in(block: CacheBlock, first: int, lengths: Sequence[int], *, begins: bool) -> Forest:
-    """Return stretches of holders from `first` on.
+class StretchLayout:
+    """Leads layers with a state, if any, over stretches of holders."""
 
-    They follow the holders' states or, where texts begin, none.
-    """
-    length_N = torch.tensor(lengths)
-    rows_N3 = torch.stack((length_N.cumsum(0) - length_N, length_N, torch.full_like(length_N, -1)), dim=1)
-    write_N = torch.arange(first, first + len(lengths))
-    return Forest(rows_N3, block.states(torch.full_like(write_N, -1) if begins else write_N, write_N))
+    _stretches: tuple[CacheBlock, int, Sequence[int], bool]
+    """Their block, the first holder, each one's tokens, and whether texts begin with them."""
+
+    @cached_property
+    def forest(self) -> Forest:
+        block, first, lengths, begins = self._stretches
+        length_N = torch.tensor(lengths)
+        rows_N3 = torch.stack((length_N.cumsum(0) - length_N, length_N, torch.full_like(length_N, -1)), dim=1)
+        write_N = torch.arange(first, first + len(lengths))
+        return Forest(rows_N3, block.states(torch.full_like(write_N, -1) if begins else write_N, write_N))
 
 
-class PrefillLayout:
+class PrefillLayout(StretchLayout):
     """Causal prompts whose keys and values fill slots from `first`."""
 
     def __init__(self, block: CacheBlock, first: int, lengths: Sequence[int]) -> None:
@@ -96,7 +101,7 @@ class PrefillLayout:
         length_N = to_device(lengths, device)
         self._block = block
         self._first = first
-        self.forest = forest_in(block, first, lengths, begins=True)
+        self._stretches = block, first, lengths, True
         self._num_prompts, self._longest = len(lengths), max(lengths)
         self.end_N = length_N.cumsum(0) - 1
         """Last token of each prompt in the stream."""
@@ -126,7 +131,7 @@ class PrefillLayout:
         return blocks
 
 
-class ExtendLayout:
+class ExtendLayout(StretchLayout):
     """New tokens of rows, each causal after its prompt and earlier tokens.
 
     The rows' slots are `first` and those that follow. Keys and values are stored there, behind the prompt's if
@@ -146,7 +151,7 @@ class ExtendLayout:
         device = cache.shape.device
         lengths = [end - start for start, end in stretches]
         self._cache, self._here = cache, slice(first, first + len(lengths))
-        self.forest = forest_in(cache.rows, first, lengths, begins=False)
+        self._stretches = cache.rows, first, lengths, False
         self._group_N, prompt_N, start_N, length_N = to_device(
             [[*group_of_row], [*prompt_lengths], [start for start, _ in stretches], lengths], device
         )
@@ -245,13 +250,13 @@ class Grid:
         )
 
 
-class DecodeLayout:
+class DecodeLayout(StretchLayout):
     """One token per row, in slot order, stored before it attends."""
 
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
         """Take `length_R`, own tokens with this one, from `shortest` to `longest`."""
         self._cache = cache
-        self.forest = forest_in(cache.rows, 0, [1] * len(length_R), begins=False)
+        self._stretches = cache.rows, 0, [1] * len(length_R), False
         self._grid = grid
         self._own_R = length_R - 1
         """Own tokens before this one, so also the slot this one is written to."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
 
-RECURRENCE = ("scan.c", "scan_gradient.c", "conv.c")
-"""Sources of layers with a state, beside the module that calls them."""
+RECURRENCE = KERNELS.parent / "recurrence"
+"""The folder of layers with a state: their sources stand beside the module that calls them."""
 LANES, MAX_WIDTH = 16, 256
 """Widths of heads: multiples of LANES up to MAX_WIDTH, as in attention.c and decode.h."""
 
@@ -27,7 +27,7 @@ SUPPORT: dict[str, Support] = {
     "attention": Support((KERNELS / "attention.c",), (torch.float32, torch.bfloat16)),
     "layers": Support((KERNELS / "elementwise.c", KERNELS / "gradient.c"), (torch.float32, torch.bfloat16)),
     "recurrence": Support(
-        tuple(KERNELS.parent / "recurrence" / name for name in RECURRENCE), (torch.float32, torch.bfloat16)
+        tuple(RECURRENCE / name for name in ("scan.c", "scan_gradient.c", "conv.c")), (torch.float32, torch.bfloat16)
     ),
     "decode": Support((KERNELS / "layer.c", KERNELS / "sample.c"), (torch.float32, torch.bfloat16)),
 }

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from covey.policy.kernels.compiler import KERNELS, library
-from covey.policy.kernels.support import LANES, RECURRENCE, SUPPORT
+from covey.policy.kernels.compiler import library
+from covey.policy.kernels.support import LANES, SUPPORT
 from covey.policy.recurrence.base import Holders, Recurrence
 
-SCAN, SCAN_GRADIENT, CONV = (KERNELS.parent / "recurrence" / name for name in RECURRENCE)
+SCAN, SCAN_GRADIENT, CONV = SUPPORT["recurrence"].sources
 SEGMENT_NUMBERS = 8
 """Numbers in a Segment of scan.h."""
 BLOCK = 32
