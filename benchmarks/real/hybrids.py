@@ -3,7 +3,7 @@
     python -m benchmarks.real.hybrids        # rows 4, 16 and 64, both precisions; writes results/real_runs.json
     python -m benchmarks.real.hybrids --rows 16 --precision float32 --repetitions 5
 
-Random weights of about 130 million, shaped as Qwen3.5, Nemotron-H and LFM2 are, and SmolLM2's own shape of a Llama; the
+Random weights of about 130 million, shaped as hybrids are, and SmolLM2's own shape of a Llama; the
 tokenizer is SmolLM2's. All engines sample in one process and take turns; a line gives the median of the repetitions and
 its share of the Llama's. Lines of other runs stay in the file. The folders lie beside the real models;
 `benchmarks.real.beside_trl FOLDER --general` takes them.
@@ -32,6 +32,8 @@ BASE = {
 }
 DELTA = {"linear_num_value_heads": 9, "linear_num_key_heads": 9, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 SELECT = {"mamba_num_heads": 18, "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 2, "chunk_size": 64}
+MAMBA = {"mamba_n_heads": 18, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 2, "mamba_chunk_size": 64}
+MULTIPLIERS = {"key_multiplier": 0.5, "ssm_in_multiplier": 0.8, "attention_out_multiplier": 0.9}
 SHAPES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"num_hidden_layers": 30}),
     "qwen3.5-like": (
@@ -49,6 +51,26 @@ SHAPES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "layer_types": (["conv"] * 2 + ["full_attention"]) * 8 + ["conv"] * 2,
             "block_auto_adjust_ff_dim": False,
         },
+    ),
+    "lfm3-like": (
+        "lfm3",
+        {"num_hidden_layers": 26, "layer_types": ["conv", "conv", "sliding_attention"] * 8 + ["conv", "full_attention"]},
+    ),
+    "falcon-h1-like": ("falcon_h1", {**MAMBA, "num_hidden_layers": 18, "mamba_d_ssm": 1152, **MULTIPLIERS}),
+    "bamba-like": ("bamba", {**MAMBA, "num_hidden_layers": 22, "attn_layer_indices": [3, 9, 15, 21]}),
+    "granite-like": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            "num_hidden_layers": 22,
+            "layer_types": (["mamba"] * 5 + ["attention"]) * 3 + ["mamba"] * 4,
+            "shared_intermediate_size": 1536,
+            "num_local_experts": 0,
+        },
+    ),
+    "olmo-hybrid-like": (
+        "olmo_hybrid",
+        {**DELTA, "num_hidden_layers": 24, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6},
     ),
 }
 NUM_TOKENS, PROMPT = 64, 32
@@ -91,20 +113,20 @@ def tokens_per_second(engine: Any, num_rows: int, num_tokens: int) -> float:
     return asyncio.run(run()) / (time.perf_counter() - started)
 
 
-def measure(precision: str, rows: Sequence[int], repetitions: int) -> list[dict[str, Any]]:
+def measure(shapes: Sequence[str], precision: str, rows: Sequence[int], repetitions: int) -> list[dict[str, Any]]:
     """Return the tokens a second of each shape and number of rows."""
     from covey.engine.native.engine import NativeEngine
     from covey.policy.models.loading import load_policy
     from covey.policy.settings import ModelConfig
 
     engines = {}
-    for name in SHAPES:
+    for name in shapes:
         policy = load_policy(ModelConfig(name=str(folder_of(name)), precision=precision))
         assert policy.path == "fast", name
         engines[name] = NativeEngine(policy, 2**31, 256)
     found = []
     for num_rows in rows:
-        speeds: dict[str, list[float]] = {name: [] for name in SHAPES}
+        speeds: dict[str, list[float]] = {name: [] for name in shapes}
         for engine in engines.values():
             tokens_per_second(engine, num_rows, 8)
         for _ in range(repetitions):
@@ -123,13 +145,14 @@ def measure(precision: str, rows: Sequence[int], repetitions: int) -> list[dict[
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=[*SHAPES], help="the Llama is always among them")
     parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args(argv)
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for precision in options.precision:
-        for each in measure(precision, options.rows, options.repetitions):
+        for each in measure([*dict.fromkeys(("llama", *options.shapes))], precision, options.rows, options.repetitions):
             name = f"sampling, {each['shape']}, {precision}, {each['rows']} rows"
             results[name] = {**each, "machine": machine()}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

@@ -27,8 +27,12 @@ SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, 
 SPECIAL = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 32}
 SELECT = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, "chunk_size": 8}
-GRANITE = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_n_groups": 2, "mamba_chunk_size": 8}
-GRANITE |= {
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+FALCON = {"mamba_d_ssm": 128, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.7, "key_multiplier": 0.6}
+FALCON |= {"ssm_in_multiplier": 0.8, "ssm_out_multiplier": 1.3, "mlp_multipliers": [0.9, 1.4], "lm_head_multiplier": 0.5}
+FALCON |= {"ssm_multipliers": [0.5, 1.5, 0.7, 0.6, 0.8], "embedding_multiplier": 3.0, "projectors_bias": True}
+LFM3 = {"use_attention_gate": True, "use_sandwich_norm": True, "sliding_window": 6}
+GRANITE = MAMBA | {
     "shared_intermediate_size": 96,
     "num_local_experts": 0,
     "residual_multiplier": 0.3,
@@ -39,6 +43,10 @@ SHAPES = {
     "nemotron_h": {**SELECT, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]},
     "granitemoehybrid": {**GRANITE, "layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False},
+    "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"], "num_hidden_layers": 4, **LFM3},
+    "bamba": {**MAMBA, "attn_layer_indices": [1], "num_hidden_layers": 3, "mamba_expand": 2},
+    "falcon_h1": {**MAMBA, **FALCON, "num_hidden_layers": 2},
+    "olmo_hybrid": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
 }
 LARGE_WEIGHTS = 1e-4
 """Nats that the preflight allows; rounding makes 2e-5 of weights four times as large as usual."""

@@ -39,7 +39,8 @@ class Decode(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths")),
         *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
         *((name, ctypes.c_int64) for name in ("num_groups", "group_width", "num_key_heads", "queries_per_key")),
-        *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "half", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "out_stride")),
+        *((name, ctypes.c_int64) for name in ("half", "num_threads")),
         ("scaling", ctypes.c_float),
     )
 
@@ -81,7 +82,7 @@ class CompiledDecodeLayout(StretchLayout):
         self._grid = grid
         self.position_R = grid.length_R + self._own_R
         self._function = library(SOURCE).covey_decode_attention
-        self._call = Decode(
+        self.call = Decode(
             row_of_cell=grid.only_row_C.data_ptr(),
             prompt_lengths=grid.length_G.data_ptr(),
             own_lengths=self._own_R.data_ptr(),
@@ -98,42 +99,36 @@ class CompiledDecodeLayout(StretchLayout):
         # Held until the call is done: a copy made here would be freed before.
         given = with_dense_heads(*(tensor.float() for tensor in (query_BHTD, key_BKTD, value_BKTD)))
         out_RHD = given[0].new_empty(num_rows, num_heads, width)
-        call, cached = self.attending(given, out_RHD), self.make_cache_struct(layer, rule)
+        call, cached = self.call, self.make_cache_struct(layer, rule)
+        call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in given)
+        strides = [(tensor.stride(2), tensor.stride(1)) for tensor in given]
+        call.query_strides, call.key_strides, call.value_strides = strides
+        call.out, call.out_stride, call.width = out_RHD.data_ptr(), num_heads * width, width
+        call.num_key_heads = key_BKTD.shape[1]
+        call.queries_per_key = num_heads // call.num_key_heads
         call.prompt_keys, call.prompt_values = cached.prompt_keys, cached.prompt_values
         call.row_keys, call.row_values = cached.row_keys, cached.row_values
         call.window, call.scaling = cached.window, cached.scaling
         self._function(ctypes.byref(call))
         return out_RHD.transpose(0, 1)[None].to(query_BHTD.dtype)
 
-    def attending(self, heads: Sequence[Tensor], out_RHD: Tensor) -> Decode:
-        """Return the struct of any layer's attention."""
-        call, (query, key, _) = self._call, heads
-        call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in heads)
-        strides = [(tensor.stride(2), tensor.stride(1)) for tensor in heads]
-        call.query_strides, call.key_strides, call.value_strides = strides
-        call.out = out_RHD.data_ptr()
-        call.num_key_heads, call.width = key.shape[1], query.shape[3]
-        call.queries_per_key = query.shape[1] // call.num_key_heads
-        return call
+    def make_cache_struct(self, layer: int, rule: Rule, place: int | None = None) -> Cached:
+        """Return the struct of what is cached for one layer.
 
-    def make_cache_struct(self, layer: int, rule: Rule) -> Cached:
-        """Return the struct of one layer's cache."""
+        `layer` is -1 without attention, `place` None without a state.
+        """
+        held = Cached(window=NO_WINDOW if rule.window is None else rule.window, scaling=rule.scaling)
         blocks = self._cache.prompts, self._cache.rows
-        if layer < 0:
-            return Cached()
-        pointers = (tensors[layer].data_ptr() for block in blocks for tensors in (block.keys, block.values))
-        return Cached(*pointers, None, None, NO_WINDOW if rule.window is None else rule.window, rule.scaling)
-
-    def make_state_struct(self, place: int) -> Cached:
-        """Return the struct of the states of one layer."""
-        states = self.forest.states
-        assert states is not None, "a cache has states"
-        inputs, state = states.inputs.get(place), states.states.get(place)
-        return Cached(inputs=_pointer(inputs), states=_pointer(state))
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+        if layer >= 0:
+            held.prompt_keys, held.prompt_values, held.row_keys, held.row_values = (
+                tensors[layer].data_ptr() for block in blocks for tensors in (block.keys, block.values)
+            )
+        if place is not None:
+            states = self.forest.states
+            assert states is not None, "a cache has states"
+            found = states.inputs.get(place), states.states.get(place)
+            held.inputs, held.states = (None if tensor is None else tensor.data_ptr() for tensor in found)
+        return held
 
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from covey.engine.native.models import joined
 from covey.engine.native.models.families import OF_LLAMA
 from covey.engine.native.models.fused import FusedModel, is_fusable, linear_layers
+from covey.engine.native.models.mixed import own_name
 from covey.engine.native.panels import Adapter, CompiledLinear, Weights
 from covey.policy.attention.base import Rule
 from covey.policy.head import linear_layer, wide_product
@@ -162,7 +163,7 @@ def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
     """
     model = policy.causal_lm
     base = model.get_decoder() if is_composite(model) else model.base_model
-    is_known = is_fusable(base) and (type(base) in OF_LLAMA or not joined.is_wanted(policy))
+    is_known = is_fusable(base) and (own_name(base) in OF_LLAMA or not joined.is_wanted(policy))
     if not rules or not is_known or not all(_is_taken(linear, policy) for linear in linear_layers(base)):
         return []
     return [name for name, module in policy.model.named_modules() if module is base]

@@ -48,6 +48,31 @@ class Weights:
         adapter = None if self.adapter is None else replace(self.adapter, up_OR=self.adapter.up_OR[index_O])
         return Weights((len(index_O), self.shape[1]), lambda: self.make()[index_O], self.stamp, bias_O, adapter)
 
+    def times(self, before: float, after: Tensor | float) -> "Weights":
+        """Return the weights with what multiplies a layer's input, and its outputs (O)."""
+        factor = before * after if isinstance(after, float) else before * after[:, None]
+        bias_O = None if self.bias_O is None else self.bias_O * after
+        adapter = None if self.adapter is None else replace(self.adapter, up_OR=self.adapter.up_OR * factor)
+        return Weights(self.shape, lambda: self.make() * factor, self.stamp, bias_O, adapter)
+
+    @staticmethod
+    def summed(parts: "Sequence[Weights]") -> "Weights":
+        """Return the weights of layers whose outputs are added, on their inputs side by side."""
+        if len(parts) == 1:
+            return parts[0]
+        outer, inner = parts[0].shape[0], sum(part.shape[1] for part in parts)
+        stamps = [part.stamp for part in parts]
+        stamp = None if None in stamps else tuple(number for each in stamps if each for number in each)
+        biases = [part.bias_O for part in parts if part.bias_O is not None]
+        bias_O = torch.stack(biases).sum(0) if biases else None
+        adapter = None
+        if any(part.adapter for part in parts):
+            nothing = [Adapter(torch.zeros(0, part.shape[1]), torch.zeros(outer, 0), 1.0) for part in parts]
+            adapters = [part.adapter or none for part, none in zip(parts, nothing, strict=True)]
+            down_RI = torch.block_diag(*(each.down_RI.float() for each in adapters))
+            adapter = Adapter(down_RI, torch.cat([each.up_OR.float() * each.scale for each in adapters], 1), 1.0)
+        return Weights((outer, inner), lambda: torch.cat([part.make() for part in parts], 1), stamp, bias_O, adapter)
+
     @staticmethod
     def of(weight_OI: Tensor, bias_O: Tensor | None = None, adapter: Adapter | None = None) -> "Weights":
         """Return the weights of a layer of plain numbers."""

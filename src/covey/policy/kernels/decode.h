@@ -21,13 +21,14 @@ typedef struct {
     const float *query, *new_key, *new_value;         /* rows x heads x width, strides below */
     const void *prompt_keys, *prompt_values;          /* groups x key heads x prompt_slots x width */
     void *row_keys, *row_values;                      /* rows x key heads x row_slots x width */
-    float *out;                                       /* rows x heads x width */
+    float *out;                                       /* rows x heads x width, rows `out_stride` apart */
     const int64_t *row_of_cell;                       /* groups x group_width; -1: no row */
     const int64_t *prompt_lengths;                    /* of groups */
     const int64_t *own_lengths;                       /* of rows, without the new token */
     int64_t query_strides[2], key_strides[2], value_strides[2]; /* of rows and heads */
     int64_t num_groups, group_width, num_key_heads, queries_per_key, width, prompt_slots, row_slots;
     int64_t window;                                   /* tokens seen, the new one included */
+    int64_t out_stride;
     int64_t half;                                     /* whether keys and values are kept as bfloat16 */
     int64_t num_threads;
     float scaling;
@@ -230,7 +231,7 @@ static void attend_to_own(const Decode *d, Absorb *take, int64_t group, int64_t 
         take(quad, num, token(keys, from, width), token(values, from, width), prompt_length + from,
              smaller(own + 1 - from, BLOCK), width);
     for (int64_t m = 0; m < num; m++) {
-        float *out = d->out + (row * d->num_key_heads * d->queries_per_key + quad[m].head) * width;
+        float *out = d->out + row * d->out_stride + quad[m].head * width;
         for (int64_t c = 0; c < width; c++) out[c] = quad[m].softmax.out[c] / quad[m].softmax.sum;
     }
 }

@@ -54,16 +54,17 @@ struct Adapter {
     const float *scales;  /* of outputs, as many as there are panels for */
 };
 
-/* A layer mixes tokens, by attention or by a mixer, and has two products behind; one of both may be absent, whose
-   products are 0 wide. */
+/* A layer mixes tokens, by attention, by a mixer or by both side by side, and has two products behind; mixing or these
+   may be absent, whose products are 0 wide. Norms, each or NULL: before the mixing, of what it adds, before the products
+   behind, of what they add. */
 typedef struct {
     Product into, output, gate, up, down; /* without a gate, `up` is squared where it is above 0 */
-    const float *norm_before, *norm_after;
-    const float *query_norm, *key_norm; /* of a head each, or NULL for none */
-    const Mixer *mixer;                 /* NULL: attention */
-    int64_t hidden_width, head_width, num_queries, num_keys;
-    int64_t turned;                     /* numbers of a head that are turned to positions */
-    int64_t attends_gated;              /* whether gates of queries stand behind the heads */
+    const float *norm_before, *norm_mixed, *norm_after, *norm_end;
+    const float *query_norm, *key_norm; /* of a head each or, `norms_whole`, of all heads; NULL for none */
+    const Mixer *mixer;                 /* or NULL; its columns stand behind those of attention, if any */
+    int64_t hidden_width, head_width, num_queries, num_keys, norms_whole;
+    int64_t turned, angles;             /* numbers of a head that are turned to positions; a row's angles before these */
+    int64_t gates;                      /* of what was attended, of a head or of a number each; behind the heads */
     int64_t half;
     float eps, head_eps;
     float scale;                        /* of what is added to the hidden numbers */
@@ -71,7 +72,7 @@ typedef struct {
 
 typedef struct {
     float *hidden;                 /* rows x hidden width, changed in place */
-    const float *cosines, *sines;  /* rows x head width */
+    const float *cosines, *sines;  /* rows x numbers that are turned, of each kind of layer */
     float *heads;                  /* rows x (queries, keys, values) x head width, or what a mixer reads */
     float *attended;               /* rows x what enters the output */
     float *mixed;                  /* rows x what a mixer convolves */
@@ -287,27 +288,21 @@ INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         const float *cosine = cosines + row * l->turned, *sine = sines + row * l->turned;
+        float *own = heads + row * l->into.outer, *keys = own + l->num_queries * width;
+        if (l->norms_whole) {
+            norm(own, l->query_norm, own, 0, l->num_queries * width, l->head_eps, 0);
+            norm(keys, l->key_norm, keys, 0, l->num_keys * width, l->head_eps, 0);
+        }
         for (int64_t head = 0; head < l->num_queries + l->num_keys; head++) {
-            float *x = heads + row * l->into.outer + head * width;
+            float *x = own + head * width;
             const float *weight = head < l->num_queries ? l->query_norm : l->key_norm;
-            if (weight) norm(x, weight, x, 0, width, l->head_eps, 0);
+            if (weight && !l->norms_whole) norm(x, weight, x, 0, width, l->head_eps, 0);
             for (int64_t c = 0; c < half; c++) {
                 const float a = x[c], b = x[half + c];
                 x[c] = a * cosine[c] - b * sine[c];
                 x[half + c] = b * cosine[half + c] + a * sine[half + c];
             }
         }
-    }
-}
-
-INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
-    for (int64_t first = 0; first < p->rows; first += BATCH) {
-        const int64_t rows = smaller(BATCH, p->rows - first);
-        float *heads = p->heads + first * l->into.outer;
-        norm_rows(p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, l->hidden_width, l->eps, half);
-        multiply_rows(&l->into, p->normed, p->narrow[0], NULL, 1.0f, heads, rows, half);
-        if (l->mixer) continue;
-        rotate_rows(l, p->cosines + first * l->turned, p->sines + first * l->turned, heads, rows);
     }
 }
 
@@ -320,12 +315,45 @@ INLINE const void *operand(const float *x, void *room, int64_t rows, int64_t wid
     return room;
 }
 
-/* What was attended times the logistic function of the gates, which stand behind queries, keys and values. */
-INLINE void gate_attended(const Layer *l, const float *heads, float *attended, int64_t rows) {
-    const int64_t width = l->output.inner, at = (l->num_queries + 2 * l->num_keys) * l->head_width;
+/* The same of the hidden numbers behind a norm, if there is one. */
+INLINE const void *normed_operand(const Layer *l, const float *hidden, const float *weight, void *room, int64_t rows,
+                                  const int half) {
+    if (!weight) return operand(hidden, room, rows, l->hidden_width, half);
+    norm_rows(hidden, weight, room, rows, l->hidden_width, l->eps, half);
+    return room;
+}
+
+/* hidden += scale * (x * weights), or the norm of this, for which `room` is used. */
+INLINE void add_product(const Layer *l, const Product *p, const void *x, void *narrow, const float *weight, float *room,
+                        float *hidden, int64_t rows, const int half) {
+    multiply_rows(p, x, narrow, weight ? NULL : hidden, l->scale, weight ? room : hidden, rows, half);
+    if (!weight) return;
+    norm_rows(room, weight, room, rows, l->hidden_width, l->eps, 0);
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t c = 0; c < width; c++) attended[row * width + c] *= logistic(heads[row * l->into.outer + at + c]);
+        for (int64_t c = row * l->hidden_width; c < (row + 1) * l->hidden_width; c++) hidden[c] += l->scale * room[c];
+}
+
+INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
+    for (int64_t first = 0; first < p->rows; first += BATCH) {
+        const int64_t rows = smaller(BATCH, p->rows - first);
+        float *heads = p->heads + first * l->into.outer;
+        const void *x = normed_operand(l, p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, half);
+        multiply_rows(&l->into, x, p->narrow[0], NULL, 1.0f, heads, rows, half);
+        const int64_t at = l->angles * p->rows + first * l->turned;
+        if (l->num_queries) rotate_rows(l, p->cosines + at, p->sines + at, heads, rows);
+    }
+}
+
+/* What was attended times the logistic function of the gates, which stand behind queries, keys and values. */
+INLINE void gate_attended(const Layer *l, const float *heads, float *attended, int64_t rows) {
+    const int64_t width = l->num_queries * l->head_width, at = (l->num_queries + 2 * l->num_keys) * l->head_width;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t gate = 0, of = width / l->gates; gate < l->gates; gate++) {
+            const float open = logistic(heads[row * l->into.outer + at + gate]);
+            for (int64_t c = gate * of; c < (gate + 1) * of; c++) attended[row * l->output.inner + c] *= open;
+        }
 }
 
 INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
@@ -335,14 +363,13 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
         float *hidden = p->hidden + first * width;
         if (l->output.outer) {
             float *from = p->attended + first * l->output.inner;
-            if (l->attends_gated) gate_attended(l, p->heads + first * l->into.outer, from, rows);
+            if (l->gates) gate_attended(l, p->heads + first * l->into.outer, from, rows);
             const void *attended = operand(from, p->gated, rows, l->output.inner, half);
-            multiply_rows(&l->output, attended, p->narrow[0], hidden, l->scale, hidden, rows, half);
+            add_product(l, &l->output, attended, p->narrow[0], l->norm_mixed, p->normed, hidden, rows, half);
         }
         if (!l->up.outer) continue;
-        norm_rows(hidden, l->norm_after, p->normed, rows, width, l->eps, half);
-        gate_rows(l, p->normed, p->narrow, p->gated, rows, half);
-        multiply_rows(&l->down, p->gated, p->narrow[0], hidden, l->scale, hidden, rows, half);
+        gate_rows(l, normed_operand(l, hidden, l->norm_after, p->normed, rows, half), p->narrow, p->gated, rows, half);
+        add_product(l, &l->down, p->gated, p->narrow[0], l->norm_end, p->normed, hidden, rows, half);
     }
 }
 
@@ -363,21 +390,35 @@ void covey_decode_attention(const Decode *d) {
     decode_attention(d);
 }
 
+INLINE int64_t mixer_column(const Layer *l) { return (l->num_queries + 2 * l->num_keys) * l->head_width + l->gates; }
+
+/* Let attention read and write what is a layer's own. */
+INLINE void take_layer(Decode *d, const Layer *l, const Cached *cached, const Pass *p) {
+    d->query = p->heads, d->new_key = d->query + l->num_queries * l->head_width;
+    d->new_value = d->new_key + l->num_keys * l->head_width, d->out = p->attended;
+    d->query_strides[0] = d->key_strides[0] = d->value_strides[0] = l->into.outer;
+    d->query_strides[1] = d->key_strides[1] = d->value_strides[1] = d->width = l->head_width;
+    d->num_key_heads = l->num_keys, d->queries_per_key = l->num_queries / l->num_keys, d->out_stride = l->output.inner;
+    d->prompt_keys = cached->prompt_keys, d->prompt_values = cached->prompt_values;
+    d->row_keys = cached->row_keys, d->row_values = cached->row_values;
+    d->window = cached->window, d->scaling = cached->scaling;
+}
+
 INLINE void decode_layers(const Layer *layers, const Cached *cached, int64_t num_layers, const Pass *p,
                           const Decode *attention, const int half) {
     Decode d = *attention; /* of each thread */
     for (int64_t l = 0; l < num_layers; l++) {
-        d.prompt_keys = cached[l].prompt_keys, d.prompt_values = cached[l].prompt_values;
-        d.row_keys = cached[l].row_keys, d.row_values = cached[l].row_values;
-        d.window = cached[l].window, d.scaling = cached[l].scaling;
-        if (layers[l].into.outer) {
-            before_attention(&layers[l], p, half);
-            if (layers[l].mixer)
-                mix_rows(layers[l].mixer, &cached[l].held, p->heads, layers[l].into.outer, p->mixed, p->attended, p->rows);
-            else
-                decode_attention(&d);
+        const Layer *own = &layers[l];
+        const int64_t width = own->num_queries * own->head_width, columns = own->into.outer;
+        if (columns) before_attention(own, p, half);
+        if (width) {
+            take_layer(&d, own, &cached[l], p);
+            decode_attention(&d);
         }
-        after_attention(&layers[l], p, half);
+        if (own->mixer)
+            mix_rows(own->mixer, &cached[l].held, p->heads + mixer_column(own), columns, p->mixed, p->attended + width,
+                     own->output.inner, p->rows);
+        after_attention(own, p, half);
     }
 }
 

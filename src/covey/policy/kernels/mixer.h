@@ -23,6 +23,7 @@ typedef struct {
     int64_t num_keys, num_heads, key_width, value_width; /* no heads: no recurrence */
     int64_t norm_width, gates_first, gate_silu;
     float eps, least, most;            /* of the norm; bounds of the rate without delta rule */
+    float beta_scale;                  /* of the delta rule's rate */
 } Mixer;
 
 typedef struct {
@@ -98,7 +99,7 @@ INLINE void recur(const Mixer *m, const float *row, const float *mixed, float *s
     if (is_delta) {
         scale = 1.0f / (sqrtf(squares(query, keys) + NORM_EPS) * sqrtf((float)keys));
         key_scale = 1.0f / sqrtf(squares(key, keys) + NORM_EPS);
-        beta = logistic(row[m->beta + head]);
+        beta = m->beta_scale * logistic(row[m->beta + head]);
     }
     const int num = width % (4 * LANES) ? 1 : 4; /* vectors at a time; a sum is the same for either */
     for (int64_t c = 0; c < width; c += num * LANES) {
@@ -132,16 +133,17 @@ INLINE void finish(const Mixer *m, const float *row, float *out, int64_t width) 
         for (int64_t c = 0; c < width; c++) out[c] *= m->gate_silu ? gate[c] * logistic(gate[c]) : gate[c];
 }
 
-/* out: rows x (heads x value width, or channels), from what was projected, `stride` numbers a row; `mixed` has room for
-   rows x channels. Shared out among the threads. */
+/* out: rows x (heads x value width, or channels), rows `out_stride` apart, from what was projected, `stride` numbers a
+   row; `mixed` has room for rows x channels. Shared out among the threads. */
 INLINE void mix_rows(const Mixer *m, const Held *held, const float *projected, int64_t stride, float *mixed, float *out,
-                     int64_t rows) {
+                     int64_t out_stride, int64_t rows) {
     const int64_t width = m->num_heads ? m->num_heads * m->value_width : m->channels, inputs = (m->width - 1) * m->channels;
     float *to = m->num_heads ? mixed : out;
+    const int64_t to_stride = m->num_heads ? m->channels : out_stride;
 #pragma omp for schedule(static) collapse(2)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t from = 0; from < m->channels; from += CHANNELS)
-            convolve(m, projected + row * stride, held->inputs + row * inputs, to + row * m->channels, from,
+            convolve(m, projected + row * stride, held->inputs + row * inputs, to + row * to_stride, from,
                      smaller(from + CHANNELS, m->channels));
     if (m->num_heads) {
 #pragma omp for schedule(static) collapse(2)
@@ -149,8 +151,8 @@ INLINE void mix_rows(const Mixer *m, const Held *held, const float *projected, i
             for (int64_t head = 0; head < m->num_heads; head++)
                 recur(m, projected + row * stride, mixed + row * m->channels,
                       held->states + (row * m->num_heads + head) * m->key_width * m->value_width, head,
-                      out + row * width + head * m->value_width);
+                      out + row * out_stride + head * m->value_width);
     }
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; row++) finish(m, projected + row * stride, out + row * width, width);
+    for (int64_t row = 0; row < rows; row++) finish(m, projected + row * stride, out + row * out_stride, width);
 }

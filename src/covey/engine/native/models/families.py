@@ -1,37 +1,35 @@
 """Name the parts of layers that layer.c computes, by family.
 
-A layer mixes tokens, by attention or by a layer with a state, and has a gated product behind; Nemotron-H has one of
-both in each. A family that is not named here is decoded module by module.
+A layer mixes tokens, by attention, by a layer with a state or by both side by side, and has a gated product behind;
+Nemotron-H has one of these in each. A family that is not named here is decoded module by module.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import ReLUSquaredActivation, SiLUActivation
-from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridModel
-from transformers.models.lfm2.modeling_lfm2 import Lfm2Model
-from transformers.models.llama.modeling_llama import LlamaModel
-from transformers.models.mistral.modeling_mistral import MistralModel
-from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHModel
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextModel
 
-from covey.engine.native.models.mixed import mixed_of
+from covey.engine.native.models.mixed import mixed_of, own_name
+
+ROLES = ("before", "mixed", "after", "end")
+"""Places of norms: before the mixing, of its result, before the products behind, of their result."""
+Factors = Mapping[str, tuple[float, Tensor | float]]
+"""Numbers that multiply the input of a linear layer, and its outputs, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """Names of a base model's parts, and of its layers'."""
 
-    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    """Before the mixing, and before what is behind it; one where a layer has one of both."""
+    norms: tuple[tuple[str, str, str, str], ...] = (("input_layernorm", "", "post_attention_layernorm", ""),)
+    """Names of norms by role, "" for none; a layer has the first of the sets that it has all of."""
     attention: str = "self_attn"
     mixer: str = "linear_attn"
     inner: str = "mlp"
+    """One name for all three: each layer has one of them."""
     inner_parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     head_norms: tuple[str, ...] = ("q_norm", "k_norm")
     output: str = "o_proj"
@@ -41,79 +39,72 @@ class Family:
     """A model without positions has none."""
     others: tuple[str, ...] = ()
     """Parts of a layer that layer.c does not compute: there must be none."""
-
-
-LLAMA = Family()
-OF_LLAMA = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
-FAMILIES: Mapping[type[nn.Module], Family] = {
-    **dict.fromkeys((*OF_LLAMA, Qwen3_5TextModel), LLAMA),
-    Lfm2Model: Family(
-        norms=("operator_norm", "ffn_norm"),
-        mixer="conv",
-        inner="feed_forward",
-        inner_parts=("w1", "w3", "w2"),
-        head_norms=("q_layernorm", "k_layernorm"),
-        output="out_proj",
-        final_norm="embedding_norm",
-    ),
-    NemotronHModel: Family(
-        norms=("norm",),
-        attention="mixer",
-        mixer="mixer",
-        inner="mixer",
-        inner_parts=("up_proj", "down_proj"),
-        embedding="embeddings",
-        final_norm="norm_f",
-    ),
-    GraniteMoeHybridModel: Family(
-        mixer="mamba",
-        inner="shared_mlp",
-        inner_parts=("input_linear", "output_linear"),
-        others=("block_sparse_moe",),
-    ),
-}
+    factors: Callable[[Any], Factors] = lambda layer: {}
+    """Returns a layer's multipliers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
     """Modules of a layer; empty lists stand for absent parts."""
 
-    norms: list[Any]
-    into: list[Any]
-    """Linear layers of one input that begin the mixing."""
+    norms: Mapping[str, Any]
+    """Norms by role."""
+    heads: list[Any]
+    """Linear layers before attention: queries, keys, values and gates, if any."""
+    into_mixer: list[Any]
+    """Linear layers before the convolution of a layer with a state."""
     output: list[Any]
+    """Linear layers whose outputs are added: that of attention, and that of a layer with a state."""
     inner: list[Any]
     """Linear layers behind: gate, up and down, or without a gate."""
-    attention: Any = None
-    mixer: Any = None
-    head_norms: Sequence[Any] = ()
-    scale: float = 1.0
+    attention: Any
+    mixer: Any
+    head_norms: Sequence[Any]
+    scale: float
     """Factor on what is added to the hidden states."""
+    factors: Mapping[nn.Module, tuple[float, Tensor | float]]
+    """Numbers that multiply inputs and outputs of linear layers."""
 
     @property
     def linear(self) -> list[Any]:
-        return [*self.into, *self.output, *self.inner]
+        return [*self.heads, *self.into_mixer, *self.output, *self.inner]
 
 
 def parts_of(layer: Any, family: Family) -> LayerParts | None:
     """Return the parts of a layer, None where layer.c cannot compute it."""
-    held, scale = layer._modules, float(vars(layer).get("residual_multiplier", 1.0))
-    if any(held.get(name) is not None for name in family.others):
-        return None
+    held = {name: part for name, part in layer._modules.items() if part is not None}
     attention, mixer = held.get(family.attention), held.get(family.mixer)
-    norms = [held[name] for name in family.norms]
+    attention = attention if attention is not None and "q_proj" in attention._modules else None
+    mixed = mixed_of(mixer)
     inner = _inner_parts(held.get(family.inner), family)
-    if len(norms) == 2 and not inner:
+    norms = _norms_of(held, family)
+    places = {name for name in (family.attention, family.mixer, family.inner) if name in held}
+    num_known = (attention is not None) + (mixed is not None) + bool(inner)
+    if num_known < max(len(places), 1) or norms is None or any(name in held for name in family.others):
         return None
-    if attention is not None and "q_proj" in attention._modules:
-        into = [attention.q_proj, attention.k_proj, attention.v_proj]
-        of_heads = [attention._modules[name] for name in family.head_norms if name in attention._modules]
-        output = [attention._modules[family.output]]
-        return LayerParts(norms, into, output, inner, attention, head_norms=of_heads, scale=scale)
-    if mixed := mixed_of(mixer):
-        into = [mixer._modules[name] for name in mixed.into]
-        return LayerParts(norms, into, [mixer.out_proj], inner, mixer=mixer, scale=scale)
-    return LayerParts(norms, [], [], inner) if inner and len(norms) == 1 else None
+    heads, output, of_heads = _attention_parts(attention, family)
+    into_mixer = [] if mixed is None else [mixer._modules[name] for name in mixed.into]
+    output += [] if mixed is None else [mixer._modules[mixed.output]]
+    factors = {layer.get_submodule(name): each for name, each in family.factors(layer).items()}
+    scale, known = float(vars(layer).get("residual_multiplier", 1.0)), None if mixed is None else mixer
+    return LayerParts(norms, heads, into_mixer, output, inner, attention, known, of_heads, scale, factors)
+
+
+def _norms_of(held: Mapping[str, Any], family: Family) -> dict[str, Any] | None:
+    """Return a layer's norms by role, None where they are not of one epsilon."""
+    names = next((names for names in family.norms if {*names} - {""} <= {*held}), ("",) * len(ROLES))
+    norms = {role: held[name] for role, name in zip(ROLES, names, strict=True) if name}
+    norms = {role: norm for role, norm in norms.items() if not isinstance(norm, nn.Identity)}
+    return norms if len({eps_of(norm) for norm in norms.values()}) == 1 else None
+
+
+def _attention_parts(attention: Any, family: Family) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return linear layers before and behind attention, and norms of heads."""
+    if attention is None:
+        return [], [], []
+    held = {name: part for name, part in attention._modules.items() if part is not None}
+    heads = [held[name] for name in ("q_proj", "k_proj", "v_proj", "g_proj") if name in held]
+    return heads, [held[family.output]], [held[name] for name in family.head_norms if name in held]
 
 
 def _inner_parts(inner: Any, family: Family) -> list[Any]:
@@ -149,3 +140,71 @@ def norm_offset(norm: Any) -> float:
 def eps_of(norm: Any) -> float:
     """Return a norm's epsilon."""
     return float(vars(norm)["variance_epsilon" if "variance_epsilon" in vars(norm) else "eps"])
+
+
+def family_of(model: nn.Module) -> Family | None:
+    """Return a base model's family, None where it is not named here."""
+    return FAMILIES.get(own_name(model))
+
+
+def _falcon_factors(layer: Any) -> Factors:
+    attention, mixer, inner = layer.self_attn, layer.mamba, layer.feed_forward
+    into = float(layer.attention_in_multiplier)
+    return {
+        **{f"self_attn.{name}": (into, 1.0) for name in ("q_proj", "v_proj")},
+        "self_attn.k_proj": (into, float(attention.key_multiplier)),
+        "self_attn.o_proj": (1.0, float(layer.attn_out_multiplier)),
+        "mamba.in_proj": (float(mixer.ssm_in_multiplier), mixer.mup_vector.flatten()),
+        "mamba.out_proj": (1.0, float(layer.ssm_out_multiplier)),
+        "feed_forward.gate_proj": (1.0, float(inner.gate_multiplier)),
+        "feed_forward.down_proj": (1.0, float(inner.down_multiplier)),
+    }
+
+
+LLAMA = Family()
+OF_LLAMA = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
+LFM2 = Family(
+    norms=(("operator_norm", "", "ffn_norm", ""),),
+    mixer="conv",
+    inner="feed_forward",
+    inner_parts=("w1", "w3", "w2"),
+    head_norms=("q_layernorm", "k_layernorm"),
+    output="out_proj",
+    final_norm="embedding_norm",
+)
+BAMBA = Family(
+    norms=(("input_layernorm", "", "pre_ff_layernorm", ""),),
+    mixer="mamba",
+    inner="feed_forward",
+    final_norm="final_layernorm",
+)
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys((*OF_LLAMA, "Qwen3_5TextModel"), LLAMA),
+    "OlmoHybridModel": Family(
+        norms=(("", "post_attention_layernorm", "", "post_feedforward_layernorm"), *LLAMA.norms),
+    ),
+    "Lfm2Model": LFM2,
+    "Lfm3Model": replace(
+        LFM2,
+        norms=(("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),),
+        head_norms=LLAMA.head_norms,
+        output=LLAMA.output,
+    ),
+    "NemotronHModel": Family(
+        norms=(("norm", "", "norm", ""),),
+        attention="mixer",
+        mixer="mixer",
+        inner="mixer",
+        inner_parts=("up_proj", "down_proj"),
+        embedding="embeddings",
+        final_norm="norm_f",
+    ),
+    "GraniteMoeHybridModel": Family(
+        mixer="mamba",
+        inner="shared_mlp",
+        inner_parts=("input_linear", "output_linear"),
+        others=("block_sparse_moe",),
+    ),
+    "BambaModel": BAMBA,
+    "FalconH1Model": replace(BAMBA, factors=_falcon_factors),
+}

@@ -8,15 +8,15 @@ K key/value heads, D head width.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from covey.engine.native.compiled import Cached, CompiledDecodeLayout, Decode
-from covey.engine.native.models.families import FAMILIES, LayerParts, eps_of, has_gate, norm_offset, parts_of
+from covey.engine.native.compiled import Cached, CompiledDecodeLayout
+from covey.engine.native.models.families import ROLES, LayerParts, eps_of, family_of, has_gate, norm_offset, parts_of
 from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
 from covey.policy.attention.base import Layout, Rule
@@ -29,14 +29,17 @@ WeightsOf = Callable[[nn.Module], Weights]
 NO_RULE = Rule(1.0, None)
 
 
+NORMS = [f"norm_{role}" for role in ROLES]
+
+
 class Layer(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
     _fields_ = (
         *((name, PanelProduct) for name in ("into", "output", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "query_norm", "key_norm", "mixer")),
-        *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "turned")),
-        *((name, ctypes.c_int64) for name in ("attends_gated", "half")),
+        *((name, ctypes.c_void_p) for name in (*NORMS, "query_norm", "key_norm", "mixer")),
+        *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "norms_whole")),
+        *((name, ctypes.c_int64) for name in ("turned", "angles", "gates", "half")),
         *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
     )
 
@@ -59,17 +62,17 @@ class FusedLayer:
         self._weights_of = weights_of
         self.index = -1 if parts.attention is None else int(parts.attention.layer_idx)
         self.rule = rules.get(self.index, NO_RULE)
+        self.kind = None if parts.attention is None else vars(parts.attention).get("layer_type")
         self.mixed = None if parts.mixer is None else MixedLayer(parts.mixer)
         self._panels = {name: PackedWeights(part, half) for name, part in self._products(parts).items()}
-        self._offsets = [norm_offset(norm) for norm in (*parts.norms, *parts.head_norms)]
-        self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in (*parts.norms, *parts.head_norms)]
+        norms = self._all_norms(parts)
+        self._offsets = {name: norm_offset(norm) for name, norm in norms.items()}
+        self._norms = {name: torch.empty_like(norm.weight, dtype=torch.float32) for name, norm in norms.items()}
         self.call = Layer(**{name: panels.product for name, panels in self._panels.items()})
-        self.call.norm_before, self.call.norm_after = (
-            self._norms[0].data_ptr(),
-            self._norms[len(parts.norms) - 1].data_ptr(),
-        )
-        self.call.half, self.call.eps, self.call.scale = half, eps_of(parts.norms[0]), parts.scale
-        self.call.hidden_width = self._panels["into" if parts.into else "up"].product.inner
+        for name, norm in self._norms.items():
+            setattr(self.call, name, norm.data_ptr())
+        self.call.half, self.call.eps, self.call.scale = half, eps_of(next(iter(parts.norms.values()))), parts.scale
+        self.call.hidden_width = self._panels["into" if "into" in self._panels else "up"].product.inner
         if self.mixed is not None:
             self.call.mixer = ctypes.addressof(self.mixed.call)
         if parts.attention is not None:
@@ -77,18 +80,18 @@ class FusedLayer:
 
     def _describe_attention(self, parts: LayerParts) -> None:
         call, width = self.call, int(parts.attention.head_dim)
-        call.head_width, call.attends_gated = width, _is_gated(parts)
-        call.num_queries, call.num_keys = call.output.inner // width, _width_of(parts.into[1]) // width
+        query, key, _, *gates = map(_width_of, parts.heads)
+        call.head_width, call.num_keys = width, key // width
+        call.num_queries = int(parts.output[0].in_features) // width
+        call.gates = sum(gates) + query - call.num_queries * width
         if parts.head_norms:
-            call.query_norm, call.key_norm = (norm.data_ptr() for norm in self._norms[-2:])
-            call.head_eps = eps_of(parts.head_norms[-1])
+            call.head_eps, call.norms_whole = eps_of(parts.head_norms[-1]), len(self._norms["query_norm"]) > width
 
     def take(self, parts: LayerParts) -> None:
         for name, part in self._products(parts).items():
             self._panels[name].take(part)
-        norms = (*parts.norms, *parts.head_norms)
-        for mine, theirs, offset in zip(self._norms, norms, self._offsets, strict=True):
-            mine.copy_(theirs.weight + offset)
+        for name, norm in self._all_norms(parts).items():
+            self._norms[name].copy_(norm.weight + self._offsets[name])
         if self.mixed is not None:
             self.mixed.take(parts.mixer)
 
@@ -97,32 +100,34 @@ class FusedLayer:
         """Return the most inner numbers per row of adapters' products."""
         return max(panels.narrow_width for panels in self._panels.values())
 
+    def _all_norms(self, parts: LayerParts) -> dict[str, Any]:
+        of_heads = dict(zip(("query_norm", "key_norm"), parts.head_norms, strict=False))
+        return {f"norm_{role}": norm for role, norm in parts.norms.items()} | of_heads
+
+    def _weights(self, parts: LayerParts, linear: Sequence[Any]) -> list[Weights]:
+        """Return the weights of linear layers, with the layer's multipliers."""
+        found = [self._weights_of(part) for part in linear]
+        factors = [parts.factors.get(part) for part in linear]
+        return [part if by is None else part.times(*by) for part, by in zip(found, factors, strict=True)]
+
     def _products(self, parts: LayerParts) -> dict[str, list[Weights]]:
-        """Return the weights of each product; gates of queries go last."""
-        inner = [self._weights_of(part) for part in parts.inner]
+        """Return the weights of each product; gates of queries go behind the heads."""
+        inner = self._weights(parts, parts.inner)
         if has_gate(parts.inner) and len(inner) == 2:
             inner = [*(inner[0].rows(half) for half in torch.arange(inner[0].shape[0]).chunk(2)), inner[1]]
         found = {name: [part] for name, part in zip(INNER[len(INNER) - len(inner) :], inner, strict=True)}
-        if parts.into:
-            found |= {"into": [self._weights_of(part) for part in parts.into]}
-            found |= {"output": [self._weights_of(part) for part in parts.output]}
-        if _is_gated(parts):
-            query, *others = found["into"]
-            width = int(parts.attention.head_dim)
-            place_HXD = torch.arange(query.shape[0]).view(-1, 2, width)
-            first, last = (query.rows(place_HXD[:, half].flatten()) for half in (0, 1))
-            found["into"] = [first, *others, last]
+        if parts.output:
+            heads = self._weights(parts, parts.heads)
+            if heads and heads[0].shape[0] == 2 * int(parts.output[0].in_features):  # gates come head by head
+                place_HXD = torch.arange(heads[0].shape[0]).view(-1, 2, int(parts.attention.head_dim))
+                first, last = (heads[0].rows(place_HXD[:, half].flatten()) for half in (0, 1))
+                heads = [first, *heads[1:], last]
+            found["into"] = [*heads, *self._weights(parts, parts.into_mixer)]
+            found["output"] = [Weights.summed(self._weights(parts, parts.output))]
         return found
 
 
 INNER = ("gate", "up", "down")
-
-
-def _is_gated(parts: LayerParts) -> bool:
-    """Return True where queries come with gates, head by head."""
-    if parts.attention is None:
-        return False
-    return _width_of(parts.into[0]) == 2 * int(parts.output[0].in_features)
 
 
 def _width_of(linear: Any) -> int:
@@ -134,12 +139,16 @@ class FusedModel(nn.Module):
 
     def __init__(self, model: Any, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
         super().__init__()
-        self._family = FAMILIES[type(model)]
-        modules = model._modules
+        family, modules = family_of(model), model._modules
+        assert family is not None, "chosen for a known family"
+        self._family = family
         self.add_module(self._family.embedding, modules[self._family.embedding])  # refreshed by name
         self._has_positions = modules.get(self._family.rotary) is not None
         if self._has_positions:
             self.add_module(self._family.rotary, modules[self._family.rotary])
+        self._kinds = list(vars(modules[family.rotary]).get("layer_types", ())) if self._has_positions else []
+        # A causal model may read its base model's multipliers
+        vars(self).update({name: number for name, number in vars(model).items() if isinstance(number, float)})
         self._factor = float(vars(model).get("embedding_multiplier", 1.0))
         self._layers = [FusedLayer(parts, rules, weights_of, half) for parts in _layer_parts(model)]
         self._calls = (Layer * len(self._layers))(*(layer.call for layer in self._layers))
@@ -183,39 +192,40 @@ class FusedModel(nn.Module):
         embedded_1TC = embedded_1TC if self._factor == 1.0 else embedded_1TC * self._factor
         # All tensors are held until the last call is done: what is made in passing would be freed before.
         hidden_TC = embedded_1TC[0].float().contiguous()
-        angles = [hidden_TC[:0]] * 2  # no positions: no number of a head is turned
-        if self._has_positions:
-            found = self.get_submodule(self._family.rotary)(embedded_1TC, position_ids)
-            angles = [angle[0].float().contiguous() for angle in found]
+        angles = self._angles(embedded_1TC, position_ids)
         whole = [hidden_TC.new_empty(len(hidden_TC), width) for width in self._widths[:3]]
         rooms = [hidden_TC.new_empty(BATCH * width) for width in self._widths[3:]]
         pointers = [tensor.data_ptr() for tensor in (hidden_TC, *angles, *whole, *rooms)]
         narrow = (ctypes.c_void_p * 2)(*pointers[-2:])
         tensors = Pass(*pointers[:-2], narrow, len(hidden_TC), torch.get_num_threads())
-        for call in self._calls:
-            call.turned = angles[0].shape[1] if self._has_positions else 0
         if isinstance(layout, CompiledDecodeLayout):
-            self._decode(tensors, whole[0], whole[1], layout)
+            self._decode(tensors, layout)
         else:
             self._mix_between(tensors, hidden_TC, whole[0], layout)
         self._normalise(hidden_TC)
         return MoeModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
 
-    def _decode(self, tensors: Pass, heads_RO: Tensor, attended_RO: Tensor, layout: CompiledDecodeLayout) -> None:
+    def _angles(self, embedded_1TC: Tensor, position_ids: Tensor) -> list[Tensor]:
+        """Return cosines and sines of all kinds of layers, one kind after the other."""
+        if not self._has_positions:  # no number of a head is turned
+            return [embedded_1TC.new_empty(0)] * 2
+        rotary, kinds = self.get_submodule(self._family.rotary), self._kinds
+        given = [{"layer_type": kind} for kind in kinds] if kinds else [{}]
+        found = [rotary(embedded_1TC, position_ids, **each) for each in given]
+        widths = [cosine.shape[-1] for cosine, _ in found]
+        for layer, call in zip(self._layers, self._calls, strict=True):
+            place = kinds.index(layer.kind) if layer.kind in kinds else 0
+            call.turned, call.angles = widths[place], sum(widths[:place])
+        return [torch.cat([angle[0].float().flatten() for angle in angles]) for angles in zip(*found, strict=True)]
+
+    def _decode(self, tensors: Pass, layout: CompiledDecodeLayout) -> None:
         cached = (Cached * len(self._layers))(
             *(
-                layout.make_cache_struct(layer.index, layer.rule)
-                if layer.mixed is None
-                else layout.make_state_struct(layer.mixed.place)
+                layout.make_cache_struct(layer.index, layer.rule, None if layer.mixed is None else layer.mixed.place)
                 for layer in self._layers
             )
         )
-        attending = Decode()
-        for call in [layer.call for layer in self._layers if layer.index >= 0][:1]:
-            heads = _heads_of(call, heads_RO)
-            out_RHD = attended_RO.view(-1)[: len(heads_RO) * call.output.inner].view(len(heads_RO), -1, call.head_width)
-            attending = layout.attending(heads, out_RHD)
-        how = ctypes.byref(tensors), ctypes.byref(attending)
+        how = ctypes.byref(tensors), ctypes.byref(layout.call)
         self._c.covey_decode_layers(self._calls, cached, ctypes.c_int64(len(cached)), *how)
 
     def _mix_between(self, tensors: Pass, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> None:
@@ -229,10 +239,16 @@ class FusedModel(nn.Module):
             self._c.covey_after_attention(call, ctypes.byref(tensors))
 
     def _mix(self, layer: FusedLayer, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> Tensor:
+        """Return the input of the output product (T, I)."""
+        call, found = layer.call, []
+        columns_TO = heads_TO.view(-1)[: len(heads_TO) * call.into.outer].view(-1, call.into.outer)
+        num_before = (call.num_queries + 2 * call.num_keys) * call.head_width + call.gates
+        if call.num_queries:
+            attended_HTD = layout.attend(layer.index, *_heads_of(call, columns_TO), layer.rule)[0]
+            found.append(attended_HTD.transpose(0, 1).float().flatten(1))
         if layer.mixed is not None:
-            return layer.mixed.mix(hidden_TC, _columns(layer.call, heads_TO), layout)
-        attended_HTD = layout.attend(layer.index, *_heads_of(layer.call, heads_TO), layer.rule)[0]
-        return attended_HTD.transpose(0, 1).float().contiguous()
+            found.append(layer.mixed.mix(hidden_TC, columns_TO[:, num_before:], layout))
+        return torch.cat(found, 1)
 
     def _normalise(self, hidden_TC: Tensor) -> None:
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (hidden_TC, self._norm))
@@ -240,28 +256,23 @@ class FusedModel(nn.Module):
         self._c.covey_norm(*pointers, *sizes, ctypes.c_float(self._eps), ctypes.c_int64(torch.get_num_threads()))
 
 
-def _columns(call: Layer, room_TO: Tensor) -> Tensor:
-    """Return the output of a layer's first product, (T, O)."""
-    outer = call.into.outer
-    return room_TO.view(-1)[: len(room_TO) * outer].view(-1, outer)
-
-
-def _heads_of(call: Layer, room_TO: Tensor) -> Heads:
+def _heads_of(call: Layer, columns_TO: Tensor) -> Heads:
     """Return the views of heads that a layer's first product wrote."""
     sizes = call.num_queries, call.num_keys, call.num_keys
-    heads_THD = _columns(call, room_TO)[:, : sum(sizes) * call.head_width].unflatten(1, (sum(sizes), -1))
+    heads_THD = columns_TO[:, : sum(sizes) * call.head_width].unflatten(1, (sum(sizes), -1))
     query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
     return query, key, value
 
 
 def _layer_parts(model: Any) -> list[LayerParts]:
-    parts = [parts_of(layer, FAMILIES[type(model)]) for layer in model.layers]
+    family = family_of(model)
+    parts = [] if family is None else [parts_of(layer, family) for layer in model.layers]
     return [part for part in parts if part is not None]
 
 
 def is_fusable(model: Any) -> bool:
     """Return True if FusedModel computes exactly this model's form."""
-    return type(model) in FAMILIES and len(_layer_parts(model)) == len(model.layers)
+    return family_of(model) is not None and len(_layer_parts(model)) == len(model.layers)
 
 
 def linear_layers(model: Any) -> list[nn.Module]:

@@ -197,7 +197,7 @@ def _llama_parts(layer: Any) -> LayerParts:
 
 def _norms_of(layer: Any) -> list[Any]:
     """Return a layer's norms: before and after attention, queries', keys' if any."""
-    return [*_llama_parts(layer).norms, *_llama_parts(layer).head_norms]
+    return [*_llama_parts(layer).norms.values(), *_llama_parts(layer).head_norms]
 
 
 def _parts(layer: Any) -> list[Sequence[Any]]:

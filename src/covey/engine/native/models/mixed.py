@@ -11,10 +11,6 @@ from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
-from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
-from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from covey.policy.attention.base import Layout
 from covey.policy.kernels.support import LANES
@@ -33,7 +29,7 @@ class MixerStruct(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("channels", "width", "silu", "convolved", "factor", "gate")),
         *((name, ctypes.c_int64) for name in ("rate", "beta", "query", "key", "value", "num_keys", "num_heads")),
         *((name, ctypes.c_int64) for name in ("key_width", "value_width", "norm_width", "gates_first", "gate_silu")),
-        *((name, ctypes.c_float) for name in ("eps", "least", "most")),
+        *((name, ctypes.c_float) for name in ("eps", "least", "most", "beta_scale")),
     )
 
 
@@ -45,11 +41,20 @@ class Mixed:
     """Names of the linear layers before the convolution, in the order of their columns."""
     numbers: Callable[[Any], Numbers]
     tensors: Callable[[Any], Tensors]
+    output: str = "out_proj"
+    factors: tuple[str, ...] = ()
+    """Names of what multiplies the linear layers' outputs, and is in their weights."""
+
+
+def own_name(module: nn.Module | None) -> str:
+    """Return the name of a class of transformers' own, "" for another."""
+    kind = type(module)
+    return kind.__name__ if kind.__module__.startswith("transformers.models.") else ""
 
 
 def mixed_of(module: nn.Module | None) -> Mixed | None:
     """Return the description of a layer, None where mixer.h cannot compute it."""
-    mixed = MIXED.get(type(module))
+    mixed = MIXED.get(own_name(module))
     if mixed is None or module is None or mixer_of(module) is None:
         return None
     is_known = getattr(module, "activation", "silu") in SILU  # LFM2's has none
@@ -72,7 +77,7 @@ class MixedLayer:
     def take(self, module: Any) -> None:
         for name, tensor in self._weights(module).items():
             self._tensors[name].copy_(tensor)
-        self._module = _between(module, self._mixed.into)
+        self._module = _between(module, self._mixed)
 
     def mix(self, hidden_TC: Tensor, projected_TO: Tensor, layout: Layout) -> Tensor:
         """Return the output product's input (T, H*P), as transformers computes it."""
@@ -95,11 +100,12 @@ class Given(nn.Module):
         return self.out
 
 
-def _between(module: Any, into: Sequence[str]) -> Any:
+def _between(module: Any, mixed: Mixed) -> Any:
     """Return the layer on the same weights without its linear layers."""
     shell = copy.copy(module)
     shell.training = False
-    shell._modules = {**module._modules, **{name: Given() for name in into}, "out_proj": nn.Identity()}
+    shell._modules = {**module._modules, **{name: Given() for name in mixed.into}, mixed.output: nn.Identity()}
+    vars(shell).update(dict.fromkeys(mixed.factors, 1.0))
     shell.forward = MethodType(module.forward.__func__, shell)
     return shell
 
@@ -111,35 +117,41 @@ def _convolution(layer: Any) -> Tensors:
 
 def _delta_numbers(layer: Any) -> Numbers:
     keys, values, heads = layer.key_dim, layer.value_dim, layer.num_v_heads
-    channels = 2 * keys + values
+    channels, norm = 2 * keys + values, _norm_of(layer)
     return {
         **{"channels": channels, "width": layer.conv_kernel_size, "silu": 1, "gate": channels, "gate_silu": 1},
         **{"beta": channels + values, "rate": channels + values + heads, "key": keys, "value": 2 * keys},
         **{"num_keys": layer.num_k_heads, "num_heads": heads, "key_width": layer.head_k_dim},
-        **{"value_width": layer.head_v_dim, "norm_width": layer.head_v_dim, "eps": layer.norm.variance_epsilon},
+        **{"value_width": layer.head_v_dim, "norm_width": layer.head_v_dim, "eps": norm.variance_epsilon},
+        "beta_scale": 2.0 if vars(layer).get("allow_neg_eigval") else 1.0,
     }
 
 
 def _delta_tensors(layer: Any) -> Tensors:
-    norm = layer.norm.weight.repeat(layer.num_v_heads)
+    norm = _norm_of(layer).weight.repeat(layer.num_v_heads)
     return _convolution(layer.conv1d) | {"decay": -layer.A_log.float().exp(), "shift": layer.dt_bias, "norm": norm}
+
+
+def _norm_of(layer: Any) -> Any:
+    return layer._modules["norm" if "norm" in layer._modules else "o_norm"]
 
 
 def _select_numbers(layer: Any) -> Numbers:
     inner, channels, keys = layer.intermediate_size, layer.conv_dim, layer.n_groups * layer.ssm_state_size
-    least, most = layer.time_step_limit
+    (least, most), norm = layer.time_step_limit, vars(layer.norm)  # Falcon-H1 may have none
     return {
         **{"channels": channels, "width": layer.conv_kernel_size, "silu": 1, "convolved": inner, "gate": 0},
-        **{"gate_silu": 1, "gates_first": 1, "rate": inner + channels, "key": inner, "query": inner + keys},
+        **{"gate_silu": 1, "gates_first": not norm.get("norm_before_gate"), "rate": inner + channels, "key": inner, "query": inner + keys},
         **{"num_keys": layer.n_groups, "num_heads": layer.num_heads, "key_width": layer.ssm_state_size},
-        **{"value_width": layer.head_dim, "norm_width": layer.norm.group_size, "eps": layer.norm.variance_epsilon},
-        **{"least": least, "most": most},
+        **{"value_width": layer.head_dim, "norm_width": inner // layer.n_groups},
+        **{"eps": norm.get("variance_epsilon", 0.0), "least": least, "most": most},
     }
 
 
 def _select_tensors(layer: Any) -> Tensors:
     rates = {"decay": -layer.A_log.float().exp(), "shift": layer.dt_bias, "skip": layer.D}
-    return _convolution(layer.conv1d) | rates | {"norm": layer.norm.weight}
+    norm = {} if isinstance(layer.norm, nn.Identity) else {"norm": layer.norm.weight}
+    return _convolution(layer.conv1d) | rates | norm
 
 
 def _short_numbers(layer: Any) -> Numbers:
@@ -147,11 +159,19 @@ def _short_numbers(layer: Any) -> Numbers:
     return {"channels": width, "width": layer.conv_kernel_size, "factor": 0, "gate": width, "convolved": 2 * width}
 
 
-ABSENT: Numbers = {"factor": -1, "gate": -1, "beta": -1}
-MIXED: Mapping[type, Mixed] = {
-    Qwen3_5GatedDeltaNet: Mixed(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), _delta_numbers, _delta_tensors),
-    **dict.fromkeys(
-        (NemotronHMamba2Mixer, GraniteMoeHybridMambaLayer), Mixed(("in_proj",), _select_numbers, _select_tensors)
+ABSENT: Numbers = {"factor": -1, "gate": -1, "beta": -1, "beta_scale": 1.0}
+MIXED: Mapping[str, Mixed] = {
+    "Qwen3_5GatedDeltaNet": Mixed(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), _delta_numbers, _delta_tensors),
+    "OlmoHybridGatedDeltaNet": Mixed(
+        ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), _delta_numbers, _delta_tensors, "o_proj"
     ),
-    Lfm2ShortConv: Mixed(("in_proj",), _short_numbers, lambda layer: _convolution(layer.conv)),
+    **dict.fromkeys(
+        ("NemotronHMamba2Mixer", "GraniteMoeHybridMambaLayer", "BambaMixer"),
+        Mixed(("in_proj",), _select_numbers, _select_tensors),
+    ),
+    "FalconH1Mixer": Mixed(("in_proj",), _select_numbers, _select_tensors, factors=("mup_vector",)),
+    **dict.fromkeys(
+        ("Lfm2ShortConv", "Lfm3ShortConv"),
+        Mixed(("in_proj",), _short_numbers, lambda layer: _convolution(layer.conv)),
+    ),
 }
