@@ -54,7 +54,10 @@ SHAPES: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm3-like": (
         "lfm3",
-        {"num_hidden_layers": 26, "layer_types": ["conv", "conv", "sliding_attention"] * 8 + ["conv", "full_attention"]},
+        {
+            "num_hidden_layers": 26,
+            "layer_types": ["conv", "conv", "sliding_attention"] * 8 + ["conv", "full_attention"],
+        },
     ),
     "falcon-h1-like": ("falcon_h1", {**MAMBA, "num_hidden_layers": 18, "mamba_d_ssm": 1152, **MULTIPLIERS}),
     "bamba-like": ("bamba", {**MAMBA, "num_hidden_layers": 22, "attn_layer_indices": [3, 9, 15, 21]}),

@@ -29,8 +29,15 @@ DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_hea
 SELECT = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, "chunk_size": 8}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_n_groups": 2, "mamba_chunk_size": 8}
 FALCON = {"mamba_d_ssm": 128, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.7, "key_multiplier": 0.6}
-FALCON |= {"ssm_in_multiplier": 0.8, "ssm_out_multiplier": 1.3, "mlp_multipliers": [0.9, 1.4], "lm_head_multiplier": 0.5}
+FALCON |= {
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.3,
+    "mlp_multipliers": [0.9, 1.4],
+    "lm_head_multiplier": 0.5,
+}
 FALCON |= {"ssm_multipliers": [0.5, 1.5, 0.7, 0.6, 0.8], "embedding_multiplier": 3.0, "projectors_bias": True}
+NORMED = {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True, "mlp_bias": True}
+NORMED |= {"attention_bias": True}
 LFM3 = {"use_attention_gate": True, "use_sandwich_norm": True, "sliding_window": 6}
 GRANITE = MAMBA | {
     "shared_intermediate_size": 96,
@@ -44,8 +51,16 @@ SHAPES = {
     "granitemoehybrid": {**GRANITE, "layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False},
     "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"], "num_hidden_layers": 4, **LFM3},
+    "lfm3 of plain layers": {
+        **LFM3,
+        "layer_types": ["conv", "full_attention"],
+        "num_hidden_layers": 2,
+        "use_attention_gate": False,
+        "use_sandwich_norm": False,
+    },
     "bamba": {**MAMBA, "attn_layer_indices": [1], "num_hidden_layers": 3, "mamba_expand": 2},
     "falcon_h1": {**MAMBA, **FALCON, "num_hidden_layers": 2},
+    "falcon_h1 with norms and biases": {**MAMBA, **FALCON, **NORMED, "num_hidden_layers": 2},
     "olmo_hybrid": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
 }
 LARGE_WEIGHTS = 1e-4
@@ -56,7 +71,7 @@ SAMPLING = Sampling(temperature=0.8, max_tokens=16, seed=5)
 def policy_of(architecture: str, folder: Path, **settings: object) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = AutoConfig.for_model(architecture, **SHAPE, **SPECIAL, **SHAPES[architecture])
+        config = AutoConfig.for_model(architecture.split()[0], **SHAPE, **SPECIAL, **SHAPES[architecture])
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():  # so that nothing, biases of rates included, stays as it begins
             for parameter in model.parameters():

@@ -56,6 +56,19 @@ def test_the_weight_is_the_one_that_was_taken_last(half: bool) -> None:
     assert not torch.equal(layer(x), CompiledLinear(Weights.of(first, bias), half)(x))
 
 
+@pytest.mark.parametrize("half", HALVES)
+def test_layers_whose_outputs_are_added_are_one_product(half: bool) -> None:
+    x, widths = normal(9, 80), (32, 48)
+    parts = [
+        Weights.of(normal(40, width, seed=width), normal(40, seed=width + 1), adapter)
+        for width, adapter in zip(
+            widths, (None, Adapter(normal(3, 48, seed=6), normal(40, 3, seed=7), 0.5)), strict=True
+        )
+    ]
+    alone = [CompiledLinear(part, half)(own) for part, own in zip(parts, x.split(widths, 1), strict=True)]
+    assert torch.allclose(CompiledLinear(Weights.sum_of(parts), half)(x), sum(alone), atol=0.05 if half else 2e-5)
+
+
 def test_a_weight_with_the_stamp_of_the_last_one_is_not_laid_out_again() -> None:
     made: list[str] = []
 

@@ -49,15 +49,15 @@ class Weights:
         return Weights((len(index_O), self.shape[1]), lambda: self.make()[index_O], self.stamp, bias_O, adapter)
 
     def times(self, before: float, after: Tensor | float) -> "Weights":
-        """Return the weights with what multiplies a layer's input, and its outputs (O)."""
+        """Return the weights of a multiplied input and multiplied outputs (O)."""
         factor = before * after if isinstance(after, float) else before * after[:, None]
         bias_O = None if self.bias_O is None else self.bias_O * after
         adapter = None if self.adapter is None else replace(self.adapter, up_OR=self.adapter.up_OR * factor)
         return Weights(self.shape, lambda: self.make() * factor, self.stamp, bias_O, adapter)
 
     @staticmethod
-    def summed(parts: "Sequence[Weights]") -> "Weights":
-        """Return the weights of layers whose outputs are added, on their inputs side by side."""
+    def sum_of(parts: "Sequence[Weights]") -> "Weights":
+        """Return the weights of a sum of layers, inputs side by side."""
         if len(parts) == 1:
             return parts[0]
         outer, inner = parts[0].shape[0], sum(part.shape[1] for part in parts)

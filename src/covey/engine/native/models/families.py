@@ -83,15 +83,17 @@ def parts_of(layer: Any, family: Family) -> LayerParts | None:
     if num_known < max(len(places), 1) or norms is None or any(name in held for name in family.others):
         return None
     heads, output, of_heads = _attention_parts(attention, family)
-    into_mixer = [] if mixed is None else [mixer._modules[name] for name in mixed.into]
-    output += [] if mixed is None else [mixer._modules[mixed.output]]
+    into_mixer = []
+    if mixer is not None and mixed is not None:
+        into_mixer = [mixer._modules[name] for name in mixed.into]
+        output.append(mixer._modules[mixed.output])
     factors = {layer.get_submodule(name): each for name, each in family.factors(layer).items()}
     scale, known = float(vars(layer).get("residual_multiplier", 1.0)), None if mixed is None else mixer
     return LayerParts(norms, heads, into_mixer, output, inner, attention, known, of_heads, scale, factors)
 
 
 def _norms_of(held: Mapping[str, Any], family: Family) -> dict[str, Any] | None:
-    """Return a layer's norms by role, None where they are not of one epsilon."""
+    """Return a layer's norms by role, None without one epsilon."""
     names = next((names for names in family.norms if {*names} - {""} <= {*held}), ("",) * len(ROLES))
     norms = {role: held[name] for role, name in zip(ROLES, names, strict=True) if name}
     norms = {role: norm for role, norm in norms.items() if not isinstance(norm, nn.Identity)}

@@ -111,7 +111,7 @@ class FusedLayer:
         return [part if by is None else part.times(*by) for part, by in zip(found, factors, strict=True)]
 
     def _products(self, parts: LayerParts) -> dict[str, list[Weights]]:
-        """Return the weights of each product; gates of queries go behind the heads."""
+        """Return the weights of each product; gates go behind heads."""
         inner = self._weights(parts, parts.inner)
         if has_gate(parts.inner) and len(inner) == 2:
             inner = [*(inner[0].rows(half) for half in torch.arange(inner[0].shape[0]).chunk(2)), inner[1]]
@@ -123,7 +123,7 @@ class FusedLayer:
                 first, last = (heads[0].rows(place_HXD[:, half].flatten()) for half in (0, 1))
                 heads = [first, *heads[1:], last]
             found["into"] = [*heads, *self._weights(parts, parts.into_mixer)]
-            found["output"] = [Weights.summed(self._weights(parts, parts.output))]
+            found["output"] = [Weights.sum_of(self._weights(parts, parts.output))]
         return found
 
 
@@ -206,7 +206,7 @@ class FusedModel(nn.Module):
         return MoeModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
 
     def _angles(self, embedded_1TC: Tensor, position_ids: Tensor) -> list[Tensor]:
-        """Return cosines and sines of all kinds of layers, one kind after the other."""
+        """Return cosines and sines, kind by kind of layers."""
         if not self._has_positions:  # no number of a head is turned
             return [embedded_1TC.new_empty(0)] * 2
         rotary, kinds = self.get_submodule(self._family.rotary), self._kinds

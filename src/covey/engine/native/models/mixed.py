@@ -5,7 +5,7 @@ Shapes: T tokens, W width of the convolution, C channels, H heads, P value width
 
 import copy
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -141,7 +141,13 @@ def _select_numbers(layer: Any) -> Numbers:
     (least, most), norm = layer.time_step_limit, vars(layer.norm)  # Falcon-H1 may have none
     return {
         **{"channels": channels, "width": layer.conv_kernel_size, "silu": 1, "convolved": inner, "gate": 0},
-        **{"gate_silu": 1, "gates_first": not norm.get("norm_before_gate"), "rate": inner + channels, "key": inner, "query": inner + keys},
+        **{
+            "gate_silu": 1,
+            "gates_first": not norm.get("norm_before_gate"),
+            "rate": inner + channels,
+            "key": inner,
+            "query": inner + keys,
+        },
         **{"num_keys": layer.n_groups, "num_heads": layer.num_heads, "key_width": layer.ssm_state_size},
         **{"value_width": layer.head_dim, "norm_width": inner // layer.n_groups},
         **{"eps": norm.get("variance_epsilon", 0.0), "least": least, "most": most},
@@ -161,7 +167,9 @@ def _short_numbers(layer: Any) -> Numbers:
 
 ABSENT: Numbers = {"factor": -1, "gate": -1, "beta": -1, "beta_scale": 1.0}
 MIXED: Mapping[str, Mixed] = {
-    "Qwen3_5GatedDeltaNet": Mixed(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), _delta_numbers, _delta_tensors),
+    "Qwen3_5GatedDeltaNet": Mixed(
+        ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), _delta_numbers, _delta_tensors
+    ),
     "OlmoHybridGatedDeltaNet": Mixed(
         ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), _delta_numbers, _delta_tensors, "o_proj"
     ),
