@@ -18,6 +18,7 @@ OWN = {
     "doctor": "covey_report.doctor.command:run_doctor",
     "status": "covey_report.runs.status:run_status",
     "replay": "covey_report.runs.command:run_replay",
+    "serve": "covey_serve.command:run_serve",
 }
 """Verb -> function of the words that follow it, which may return an exit code. Imported when it is called."""
 PARTS = {

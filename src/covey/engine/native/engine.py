@@ -155,7 +155,8 @@ class NativeEngine:
         sampling = sampling.within(len(prompt_ids))
         check_length(len(prompt_ids), sampling.max_tokens, self._policy.max_length)
         quiet = self._quiet_tokens(sampling)
-        return SamplingRequest(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
+        stop_ids = self._policy.stop_ids if sampling.stop_ids is None else sampling.stop_ids
+        return SamplingRequest(tuple(prompt_ids), n, sampling, stop_ids, self._decode, self.version, quiet)
 
     def _go_on(self, scheduler: Scheduler, row: DecodeRow, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue a session's next turn. ValueError where it cannot fit."""

@@ -175,7 +175,8 @@ class RowState:
         self._number_6B = torch.zeros((6, num_rows), dtype=torch.int64, device=device)
         self.newest_B, self.length_B, self.prompt_B, self.limit_B, self.key_B, self.finished_B = self._number_6B
         """Newest token, tokens of this turn, length before it, most tokens of the turn, key of the draw, 1 or 0."""
-        self.stop_N = to_device(sorted(policy.stop_ids) or [NOBODY], device)
+        self._own_stops = to_device(sorted(policy.stop_ids) or [NOBODY], device)
+        self.stop_N = self._own_stops.clone()
         self.token_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.int64, device=device)
         self.logprob_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.float64, device=device)
         self.count_1 = torch.zeros(1, dtype=torch.int64, device=device)
@@ -196,6 +197,9 @@ class RowState:
         ]
         fillers = [(0, 1, 0, 1, 0, 1)] * (self.num_rows - len(rows))
         self._number_6B.copy_(to_device([*zip(*numbers, *fillers, strict=True)], self._number_6B.device))
+        # Rows with stop tokens of their own are ended by the host alone, a few tokens later
+        has_own = any(row.sampling.stop_ids is not None for row in rows)
+        self.stop_N.fill_(NOBODY) if has_own else self.stop_N.copy_(self._own_stops)
 
 
 def one_step(

@@ -42,7 +42,7 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
     unfit = [] if everywhere else [name for name in settings.lora_targets if not _names_linear_layers(model, name)]
     if unfit or not settings.lora_targets:
         raise ValueError(f"model.lora_targets must name linear layers of the model, got [{','.join(unfit)}]")
-    linear = [name for name, _ in _linear_layers(model) if f"{name}.weight" not in beside]
+    linear = [name for name, _ in linear_layers(model) if f"{name}.weight" not in beside]
     swallowed = _taken_for_experts(model, linear) if everywhere else set()
     parameters = [*_experts(model), *(f"{name}.weight" for name in linear if name in swallowed)]
     if everywhere and not linear and not parameters:
@@ -61,7 +61,7 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
         return get_peft_model(model, lora)
 
 
-def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """Yield the linear layers but the head.
 
     Llama 4's routers are linear by class alone.

@@ -1,0 +1,1 @@
+"""A local training service that speaks the Tinker API: `covey serve`."""

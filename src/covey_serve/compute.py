@@ -1,0 +1,210 @@
+"""The thread that computes: models in memory, and what each request does to them.
+
+A model is read from its snapshot when it is needed, and the requests after it are computed again, to the same bits.
+"""
+
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.run.checkpoints.checkpoint import save_policy
+from covey_serve.checkpoints import Checkpoints, check_folder, facts_of, save_folder
+from covey_serve.journal import Header
+from covey_serve.limits import Limits
+from covey_serve.models import Bases, Shape, TrainedModel
+from covey_serve.sampling import Samplers
+from covey_serve.training import check, forward_backward
+from covey_serve.wire import read_training
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request with the model that it is for."""
+
+    model: str
+    shape: Shape
+    seed: int
+    snapshot: int
+    """Number of the last request in the model's snapshot, -1 for none."""
+    header: Header
+    body: bytes
+
+    @property
+    def seq(self) -> int:
+        return int(self.header["seq"])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A result, as the journal keeps it."""
+
+    kind: str
+    """json, proto or error."""
+    body: bytes
+    metrics: Mapping[str, float] | None = None
+    """Numbers of a training request for the model's run folder."""
+    sampler: str | None = None
+    """Name of a sampler whose weights were put aside."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    model: TrainedModel
+    applied: int
+    """Number of the last request in the weights."""
+    seconds: float = 0.0
+    """Time of computing that no snapshot holds."""
+
+
+class Compute:
+    """Executes requests, one at a time."""
+
+    def __init__(self, root: Path, bases: Bases, limits: Limits) -> None:
+        self.bases, self.limits, self.root = bases, limits, root
+        self.checkpoints = Checkpoints(root / "checkpoints")
+        self.samplers = Samplers(bases, limits)
+        self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
+
+    def run(self, work: Work, earlier: Sequence[Work]) -> Outcome:
+        """Execute a request, after the `earlier` ones that its weights lack."""
+        try:
+            loaded = self._load(work, earlier)
+            started = time.perf_counter()
+            outcome = OPERATIONS[work.header["op"]](self, loaded, work)
+            loaded.seconds += time.perf_counter() - started
+        except ValueError as error:
+            outcome = failed(str(error), "user")
+        except Exception as error:
+            LOGGER.exception("request %s failed", work.header["id"])
+            outcome = failed(f"{type(error).__name__}: {error}", "server")
+        if work.model in self._loaded:
+            self._loaded[work.model].applied = max(self._loaded[work.model].applied, work.seq)
+        return outcome
+
+    def unsaved_seconds(self, model: str) -> float:
+        """Return the time of computing that would have to be spent again after a kill."""
+        return self._loaded[model].seconds if model in self._loaded else 0.0
+
+    def save_snapshot(self, model: str, shape: Shape) -> int:
+        """Save all that a model is; return the number of the last request in it."""
+        loaded = self._loaded[model]
+        facts = facts_of(model, shape, loaded.applied, {})
+        folder = self.snapshot_folder(model)
+        save_folder(folder, facts, lambda aside: loaded.model.save(aside, optimizer=True, gradients=True))
+        loaded.seconds = 0.0
+        return loaded.applied
+
+    def snapshot_folder(self, model: str) -> Path:
+        return self.root / "snapshots" / model.replace(":", "-")
+
+    def loaded_models(self) -> list[str]:
+        """Return the models in memory, the longest unused first."""
+        return list(self._loaded)
+
+    def unload(self, model: str) -> None:
+        self._loaded.pop(model, None)
+
+    def _load(self, work: Work, earlier: Sequence[Work]) -> _Loaded:
+        if work.model in self._loaded:
+            self._loaded.move_to_end(work.model)
+            return self._loaded[work.model]
+        model = TrainedModel(self.bases.make(work.shape, work.seed))
+        applied = -1
+        if work.snapshot >= 0:
+            folder = self.snapshot_folder(work.model)
+            applied = check_folder(folder)["seq"]
+            model.load(folder, optimizer=True)
+        loaded = _Loaded(model, applied)
+        for each in earlier:
+            if each.seq > applied:
+                OPERATIONS[each.header["op"]](self, loaded, each)
+                loaded.applied = each.seq
+        self._loaded[work.model] = loaded
+        return loaded
+
+
+def failed(reason: str, category: str) -> Outcome:
+    """Return the result of a request that cannot be executed."""
+    return Outcome("error", json.dumps({"error": " ".join(reason.split())[:500], "category": category}).encode())
+
+
+def answered(content: Mapping[str, Any], **told: Any) -> Outcome:
+    return Outcome("json", json.dumps(content).encode(), **told)
+
+
+def create_model(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+    return answered({"type": "create_model", "model_id": work.model})
+
+
+def refuse(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+    raise ValueError(work.header["reason"])
+
+
+def load_model(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+    """Load a checkpoint into a model, with its optimiser or a fresh one."""
+    saved = compute.checkpoints.load(work.header["path"])
+    if saved.shape != work.shape:
+        raise ValueError(f"{saved.path[:200]} is of another base, rank or layers than the model")
+    loaded.model.load(saved.folder, optimizer=work.header["optimizer"])
+    loaded.seconds = float("inf")  # a snapshot follows: the checkpoint may be deleted
+    return answered({"type": "load_weights", "path": saved.path, "model_id": work.model})
+
+
+def train(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+    request = read_training(work.body, compute.limits)
+    policy = loaded.model.policy
+    check(request, policy, int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size))
+    result, metrics = forward_backward(request, policy)
+    return Outcome("proto", result, None if request.forward_only else metrics)
+
+
+def optim_step(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+    metrics = loaded.model.step(work.header["adam"])
+    return answered({"metrics": metrics}, metrics=metrics)
+
+
+def save_weights(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+    """Save a checkpoint under the name and kind that a request has."""
+    header, kind = work.header, work.header["kind_of_path"]
+    path = f"tinker://{work.model}/{kind}/{header['path']}"
+    facts = facts_of(work.model, work.shape, work.seq, header)
+
+    def write(folder: Path) -> None:
+        if kind == "external_weights":
+            save_policy(loaded.model.policy, folder)
+        else:
+            loaded.model.save(folder, optimizer=kind == "weights")
+
+    compute.checkpoints.save(path, facts, write, overwrite=header["overwrite"])
+    return answered({"type": header["op"], "path": path})
+
+
+def save_for_sampler(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+    """Put weights aside as they are now, for a sampler without a name."""
+    if work.header.get("path") is not None:
+        return save_weights(compute, loaded, work)
+    name = work.header["sampler"]
+    folder = compute.root / "samplers" / name.replace(":", "-")
+    facts = facts_of(work.model, work.shape, work.seq, {})
+    save_folder(folder, facts, lambda aside: loaded.model.save(aside, optimizer=False))
+    told = {"type": "save_weights_for_sampler", "sampling_session_id": name}
+    return answered(told, sampler=name)
+
+
+OPERATIONS: dict[str, Callable[[Compute, _Loaded, Work], Outcome]] = {
+    "create_model": create_model,
+    "refuse": refuse,
+    "load_weights": load_model,
+    "forward_backward": train,
+    "optim_step": optim_step,
+    "save_weights": save_weights,
+    "save_weights_for_sampler": save_for_sampler,
+    "save_weights_external": save_weights,
+}

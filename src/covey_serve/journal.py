@@ -1,0 +1,121 @@
+"""An append-only file of records with checksums.
+
+A record is a header of JSON and a body of bytes. A process that is killed leaves at most a torn last record, which is
+cut when the file is opened. The file grows until `compact` copies what is still needed into a new one.
+"""
+
+import json
+import logging
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from covey.system.disk import sync
+
+LOGGER = logging.getLogger(__name__)
+FRAME = struct.Struct("<4sIIQ")
+MAGIC = b"CVJ1"
+Header = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A record in the file."""
+
+    start: int
+    length: int
+
+
+class Journal:
+    """Appends records, and reads them by place. Used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self.size = os.fstat(self._file).st_size
+        self.compacted = 0
+        """Bytes after the last compaction."""
+
+    def records(self) -> Iterator[tuple[Place, Header]]:
+        """Yield all records, and cut a torn end off."""
+        start = 0
+        while (found := self._record(start)) is not None:
+            yield found[0], found[1]
+            start += found[0].length
+        if start < self.size:
+            LOGGER.warning("%s: %d bytes at its end are no whole record and were cut", self._path, self.size - start)
+            os.ftruncate(self._file, start)
+            self.size = start
+
+    def append(self, header: Mapping[str, Any], body: bytes = b"") -> Place:
+        """Write a record through to the system. OSError leaves the file as it was."""
+        raw = _frame(header, body)
+        written = 0
+        try:
+            while written < len(raw):
+                written += os.pwrite(self._file, raw[written:], self.size + written)
+        except OSError:
+            os.ftruncate(self._file, self.size)
+            raise
+        place = Place(self.size, len(raw))
+        self.size += len(raw)
+        return place
+
+    def read(self, place: Place) -> tuple[Header, bytes]:
+        found = self._record(place.start)
+        if found is None:
+            raise OSError(f"{self._path} is damaged at byte {place.start}")
+        return found[1], found[2]
+
+    def sync(self) -> None:
+        """Wait until the disk has all records."""
+        os.fdatasync(self._file)
+
+    def compact(self, kept: Iterable[tuple[Header, Place | None]]) -> list[Place]:
+        """Replace the file by these headers with the bodies of their old records.
+
+        Return the new places, in order.
+        """
+        aside = self._path.with_name(f"{self._path.name}.new")
+        aside.unlink(missing_ok=True)
+        other = Journal(aside)
+        try:
+            places = [other.append(header, b"" if old is None else self.read(old)[1]) for header, old in kept]
+            other.sync()
+            os.replace(aside, self._path)
+        except BaseException:
+            os.close(other._file)
+            aside.unlink(missing_ok=True)
+            raise
+        sync(self._path.parent)
+        os.close(self._file)
+        self._file, self.size, self.compacted = other._file, other.size, other.size
+        return places
+
+    def close(self) -> None:
+        self.sync()
+        os.close(self._file)
+
+    def _record(self, start: int) -> tuple[Place, Header, bytes] | None:
+        head = os.pread(self._file, FRAME.size, start)
+        if len(head) < FRAME.size:
+            return None
+        magic, header_length, body_length, digest = FRAME.unpack(head)
+        length = FRAME.size + header_length + body_length
+        if magic != MAGIC or start + length > self.size:
+            return None
+        raw = os.pread(self._file, header_length + body_length, start + FRAME.size)
+        if xxhash.xxh3_64_intdigest(raw) != digest:
+            return None
+        return Place(start, length), json.loads(raw[:header_length]), raw[header_length:]
+
+
+def _frame(header: Mapping[str, Any], body: bytes) -> bytes:
+    head = json.dumps(header, separators=(",", ":")).encode()
+    return FRAME.pack(MAGIC, len(head), len(body), xxhash.xxh3_64_intdigest(head + body)) + head + body

@@ -1,0 +1,252 @@
+"""What the service knows, rebuilt from its journal after a kill.
+
+Each record is applied by one function, when it is written and when it is read again. Weights are in no record: they
+follow from a model's last snapshot and the requests after it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from covey_serve.journal import Header, Journal, Place
+from covey_serve.models import Shape
+
+CREATED = 0
+"""Number of the request that makes a model; the client's begin at 1."""
+
+
+@dataclass(slots=True)
+class Session:
+    header: Header
+    place: Place
+    seen: float = field(default_factory=time.time)
+    """Time of its last sign of life."""
+
+
+@dataclass(slots=True)
+class Model:
+    """A model with the requests that its weights follow from."""
+
+    header: Header
+    place: Place
+    shape: Shape
+    done: int = -1
+    """Number of the last request with a result."""
+    snapshot: int = -1
+    """Number of the last request in its snapshot."""
+    requests: dict[int, str] = field(default_factory=dict)
+    """Promises by number: without a result, or after the snapshot and part of the weights."""
+    seen: float = field(default_factory=time.time)
+
+    @property
+    def id(self) -> str:
+        return str(self.header["id"])
+
+    @property
+    def next(self) -> str | None:
+        """Return the promise whose turn it is, None if it has not arrived."""
+        return self.requests.get(self.done + 1)
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Weights that are sampled from."""
+
+    header: Header
+    place: Place
+    shape: Shape
+    counts: dict[str, int] = field(default_factory=dict)
+    """Samples drawn so far without a seed, by the key of prompt and settings."""
+    pending: dict[str, None] = field(default_factory=dict)
+    """Promises without a result, in order of arrival."""
+    used: float = field(default_factory=time.time)
+
+    @property
+    def id(self) -> str:
+        return str(self.header["id"])
+
+
+@dataclass(slots=True)
+class Promise:
+    """A request with its result, once there is one."""
+
+    header: Header
+    place: Place | None
+    """The request's record, None once it is not needed."""
+    size: int = 0
+    result: Place | None = None
+    kind: str = ""
+    """Kind of result: json, proto or error."""
+    fetched: float | None = None
+    """Time when the result was first fetched."""
+    event: asyncio.Event | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.header["id"])
+
+
+class Ledger:
+    """Sessions, models, samplers and promises."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.sessions: dict[str, Session] = {}
+        self.models: dict[str, Model] = {}
+        self.samplers: dict[str, Sampler] = {}
+        self.promises: dict[str, Promise] = {}
+        self.waiting = 0
+        """Promises without a result."""
+        self.waiting_bytes = 0
+        for place, header in journal.records():
+            APPLY[header["kind"]](self, header, place)
+
+    def commit(self, header: Header, body: bytes = b"") -> None:
+        """Write a record and apply it. OSError where the disk refuses: nothing changes."""
+        APPLY[header["kind"]](self, header, self._journal.append(header, body))
+
+    def body(self, promise: Promise) -> bytes:
+        assert promise.place is not None, "a request is kept until its result"
+        return self._journal.read(promise.place)[1]
+
+    def result(self, promise: Promise) -> bytes:
+        assert promise.result is not None, "a result is there"
+        return self._journal.read(promise.result)[1]
+
+    def forget_results(self, most: int, seconds: float) -> None:
+        """Drop fetched results: old ones, and the oldest beyond `most`."""
+        fetched = [one for one in self.promises.values() if one.fetched is not None and one.place is None]
+        before = time.time() - seconds
+        for place, promise in enumerate(fetched):
+            if (promise.fetched or 0.0) < before or place < len(fetched) - most:
+                self.promises.pop(promise.id)
+
+    def compact(self) -> None:
+        """Rewrite the journal with what is still needed."""
+        rows = list(self._kept())
+        places = self._journal.compact((header, old) for header, old, _ in rows)
+        for place, (_, _, put) in zip(places, rows, strict=True):
+            put(place)
+
+    def _kept(self) -> Iterator[tuple[Header, Place, Callable[[Place], None]]]:
+        for owner in (*self.sessions.values(), *self.models.values()):
+            if isinstance(owner, Model):
+                owner.header |= {"done": owner.done, "snapshot": owner.snapshot}
+            yield owner.header, owner.place, _setter(owner, "place")
+        for sampler in self.samplers.values():
+            sampler.header = {**sampler.header, "kind": "sampler", "counts": sampler.counts}
+            yield sampler.header, sampler.place, _setter(sampler, "place")
+        needed = {name for model in self.models.values() for name in model.requests.values()}
+        for promise in self.promises.values():
+            if promise.place is not None and (promise.result is None or promise.id in needed):
+                yield promise.header | {"kind": "request"}, promise.place, _setter(promise, "place")
+            if promise.result is not None and promise.id not in needed:
+                header = {"kind": "result", "id": promise.id, "type": promise.kind, "of": promise.header}
+                yield header, promise.result, _setter(promise, "result")
+        for promise in self.promises.values():
+            if promise.result is not None and promise.id in needed:
+                header = {"kind": "result", "id": promise.id, "type": promise.kind}
+                yield header, promise.result, _setter(promise, "result")
+
+
+def _setter(owner: Any, name: str) -> Callable[[Place], None]:
+    return lambda place: setattr(owner, name, place)
+
+
+def model_header(name: str, session: str, shape: Shape, seed: int, metadata: Any) -> Header:
+    return {"kind": "model", "id": name, "session": session, "shape": asdict(shape), "seed": seed, "metadata": metadata}
+
+
+def _session(ledger: Ledger, header: Header, place: Place) -> None:
+    ledger.sessions[header["id"]] = Session(header, place)
+
+
+def _model(ledger: Ledger, header: Header, place: Place) -> None:
+    done, snapshot = header.get("done", -1), header.get("snapshot", -1)
+    ledger.models[header["id"]] = Model(header, place, Shape(**header["shape"]), done, snapshot)
+
+
+def _sampler(ledger: Ledger, header: Header, place: Place) -> None:
+    shape, counts = Shape(**header["shape"]), header.get("counts", {})
+    ledger.samplers[header["id"]] = Sampler(header, place, shape, dict(counts))
+
+
+def _request(ledger: Ledger, header: Header, place: Place) -> None:
+    promise = ledger.promises[header["id"]] = Promise(header, place, place.length)
+    if header["owner"] in ledger.models:
+        ledger.models[header["owner"]].requests[header["seq"]] = promise.id
+    else:
+        sampler = ledger.samplers[header["owner"]]
+        sampler.pending[promise.id] = None
+        if "key" in header:
+            sampler.counts[header["key"]] = max(sampler.counts.get(header["key"], 0), header["first"] + header["n"])
+    ledger.waiting += 1
+    ledger.waiting_bytes += promise.size
+
+
+def _result(ledger: Ledger, header: Header, place: Place) -> None:
+    if "of" in header:  # compacted, without its request
+        ledger.promises[header["id"]] = Promise(header["of"], None, 0, place, header["type"])
+        return
+    promise = ledger.promises[header["id"]]
+    is_new, promise.result, promise.kind = promise.result is None, place, header["type"]
+    if is_new:
+        ledger.waiting -= 1
+        ledger.waiting_bytes -= promise.size
+    owner, seq = promise.header["owner"], promise.header["seq"]
+    if owner in ledger.models:
+        model, has_failed = ledger.models[owner], header["type"] == "error"
+        model.done = max(model.done, seq)
+        if has_failed and seq == CREATED:
+            model.header["broken"] = True
+        if has_failed or not promise.header["stateful"]:
+            model.requests.pop(seq, None)
+            promise.place = None
+    else:
+        ledger.samplers[owner].pending.pop(promise.id, None)
+        promise.place = None
+    if "sampler" in header:
+        _sampler(ledger, header["sampler"], place)
+    if promise.event is not None:
+        promise.event.set()
+
+
+def _snapshot(ledger: Ledger, header: Header, place: Place) -> None:
+    model = ledger.models[header["id"]]
+    model.snapshot = header["seq"]
+    for seq in [seq for seq in model.requests if seq <= model.snapshot]:
+        ledger.promises[model.requests.pop(seq)].place = None
+
+
+def _end(ledger: Ledger, header: Header, place: Place) -> None:
+    """Drop a session with all that it owns."""
+    session = header["id"]
+    ledger.sessions.pop(session, None)
+    for name in [name for name, promise in ledger.promises.items() if promise.header["owner"].split(":")[0] == session]:
+        promise = ledger.promises.pop(name)
+        if promise.result is None:
+            ledger.waiting -= 1
+            ledger.waiting_bytes -= promise.size
+            if promise.event is not None:
+                promise.event.set()
+    for owners in (ledger.models, ledger.samplers):
+        for name in [name for name, owner in owners.items() if owner.header["session"] == session]:
+            del owners[name]  # type: ignore[attr-defined]
+
+
+def _drop_sampler(ledger: Ledger, header: Header, place: Place) -> None:
+    ledger.samplers.pop(header["id"], None)
+
+
+APPLY: dict[str, Callable[[Ledger, Header, Place], None]] = {
+    "session": _session,
+    "model": _model,
+    "sampler": _sampler,
+    "request": _request,
+    "result": _result,
+    "snapshot": _snapshot,
+    "end": _end,
+    "drop sampler": _drop_sampler,
+}

@@ -1,0 +1,44 @@
+"""Bounds of the service, in bytes, tokens, requests and seconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds beyond which a request is refused."""
+
+    body_bytes: int = 64 << 20
+    """Largest body of a request; the client sends at most 5 MB of data in one."""
+    bodies_bytes: int = 256 << 20
+    """Largest sum of the bodies that are being received."""
+    waiting_bytes: int = 1 << 30
+    """Largest sum of the bodies of requests without a result."""
+    connections: int = 4096
+    head_seconds: float = 20.0
+    """Seconds from the first byte of a request to the end of its head."""
+    body_seconds: float = 60.0
+    idle_seconds: float = 150.0
+    """Seconds that a connection stays open between requests."""
+    hold_seconds: float = 25.0
+    """Seconds that a poll waits for its result: the client polls again without any pause."""
+    waiting: int = 16384
+    """Most requests without a result."""
+    request_tokens: int = 1 << 21
+    """Most target tokens of a training request, its rows of K targets counted K times."""
+    samples: int = 1024
+    """Most samples of a request."""
+    top_k: int = 128
+    """Most alternatives of a token."""
+    sessions: int = 1024
+    names: int = 4096
+    """Most models and samplers of a session."""
+    loaded: int = 8
+    """Models in memory at a time; the longest unused is put aside as a snapshot."""
+    results: int = 32768
+    """Most results that are kept after they were fetched."""
+    result_seconds: float = 600.0
+    """Seconds that a fetched result is kept, for a client whose answer was lost."""
+    session_seconds: float = 7 * 86400.0
+    """Seconds without a sign of life after which a session and its models are dropped; checkpoints stay."""
+    samplers_bytes: int = 8 << 30
+    """Largest sum of unnamed sampler weights on disk; the longest unused give way."""
