@@ -310,7 +310,7 @@ class Sampling:
     first_sample: int = 0
     """Sample index of the first completion: a part of a group is drawn as it is in the whole one."""
     stop_ids: frozenset[int] | None = None
-    """Tokens that end a completion, in place of the policy's own; None has those. Of the engines in this process."""
+    """Tokens that end a completion, in place of the policy's own; None has those (engines in this process)."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:

@@ -9,15 +9,16 @@ import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from covey.cli.flags import split_flags
 from covey.policy.settings import ModelConfig
 from covey.system.text.console import CleanConsole
 from covey.system.text.masking import CleanRecords
-from covey_serve.http import Answer, Call, HttpServer
-from covey_serve.models import Bases
-from covey_serve.routes import answer
+from covey_serve.model.models import Bases
 from covey_serve.service import Service
+from covey_serve.web.routes import answer
+from covey_serve.web.server import HttpAnswer, HttpCall, HttpServer
 
 WITH_VALUE = dict.fromkeys(("--to", "--port", "--host", "--precision", "--device"), "a value")
 PORT, FOLDER, HOST = "8765", "outputs/serve", "127.0.0.1"
@@ -36,7 +37,7 @@ def run_serve(words: Sequence[str]) -> None:
     port = flags.get("--port", PORT)
     if not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"--port must be a number in [0, 65535], got {port}")
-    common = {name: flags[f"--{name}"] for name in ("precision", "device") if f"--{name}" in flags}
+    common: dict[str, Any] = {name: flags[f"--{name}"] for name in ("precision", "device") if f"--{name}" in flags}
     pairs = [word.partition("=") for word in others]
     folders = {name: ModelConfig(name=folder or name, **common) for name, _, folder in pairs}
     root = Path(flags.get("--to", FOLDER))
@@ -55,7 +56,7 @@ async def _serve(root: Path, bases: Bases, host: str, port: int) -> None:
     key = _key(root)
     service = Service(root, bases, key)
 
-    async def answer_call(call: Call) -> Answer:
+    async def answer_call(call: HttpCall) -> HttpAnswer:
         return await answer(service, call)
 
     server = HttpServer(answer_call, service.check_head, service.limits)
@@ -70,13 +71,17 @@ async def _serve(root: Path, bases: Bases, host: str, port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     tasks = [asyncio.create_task(part) for part in (service.work(), service.tidy())]
-    done, _ = await asyncio.wait([*tasks, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait([*tasks, asyncio.create_task(_wait(stopped))], return_when=asyncio.FIRST_COMPLETED)
     await server.stop()
     for task in tasks:
         task.cancel()
     service.close()
     for task in done:
         task.result()
+
+
+async def _wait(stopped: asyncio.Event) -> None:
+    await stopped.wait()
 
 
 def _claim(root: Path) -> int:
@@ -92,7 +97,7 @@ def _claim(root: Path) -> int:
 
 
 def _key(root: Path) -> str:
-    """Return the key that clients must send: the environment's, else one that stays with the folder."""
+    """Return the clients' key: the environment's, else the folder's own."""
     given = os.environ.get(KEY)
     if given:
         if not given.startswith("tml-"):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServiceLimits:
     """Bounds beyond which a request is refused."""
 
     body_bytes: int = 64 << 20
@@ -41,4 +41,4 @@ class Limits:
     session_seconds: float = 7 * 86400.0
     """Seconds without a sign of life after which a session and its models are dropped; checkpoints stay."""
     samplers_bytes: int = 8 << 30
-    """Largest sum of unnamed sampler weights on disk; the longest unused give way."""
+    """Largest sum of unnamed sampler weights on disk; the longest unused are dropped."""

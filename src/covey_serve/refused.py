@@ -1,8 +1,8 @@
-"""Errors of the service: refused at once, or as the result of a promise."""
+"""The error of a request that is refused at once."""
 
 
-class Refused(ValueError):
-    """A request is answered by a status and one line, and has no effect."""
+class RequestRefused(ValueError):
+    """A request without effect, answered by a status and one line."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(" ".join(reason.split())[:MOST])

@@ -1,4 +1,4 @@
-"""A run folder for each model, which `covey watch` and `covey report` read."""
+"""Run folders of models, for `covey watch` and `covey report`."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ import yaml
 
 from covey.run.folder import CONFIG, LOCK, METRICS
 from covey.system.jsonl import JsonlWriter
-from covey_serve.ledger import Model
+from covey_serve.store.ledger import HostedModel
 
 
 class RunFolders:
@@ -20,8 +20,8 @@ class RunFolders:
         self._root = root
         self._open: dict[str, _Run] = {}
 
-    def log(self, model: Model, op: str, metrics: Mapping[str, float] | None) -> None:
-        """Note a finished request; failures of the disk are no failures of it."""
+    def log(self, model: HostedModel, op: str, metrics: Mapping[str, float] | None) -> None:
+        """Log a finished request."""
         if metrics is None:
             return
         run = self._open.get(model.id)
@@ -40,7 +40,7 @@ class RunFolders:
 
 
 class _Run:
-    def __init__(self, folder: Path, model: Model) -> None:
+    def __init__(self, folder: Path, model: HostedModel) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         shape = model.shape
         settings = {

@@ -1,4 +1,4 @@
-"""The service: what it promises, and the order in which promises are kept.
+"""The service: its promises, and the order of keeping them.
 
 Everything here runs on the event loop; the requests themselves are executed by one thread (`compute`). Requests of a
 model are executed in the order of their numbers, models and samplers take turns.
@@ -17,15 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from covey_serve.compute import Compute, Outcome, Work, failed
-from covey_serve.http import JSON, PROTOBUF, Answer, Call
-from covey_serve.journal import Header, Journal
-from covey_serve.ledger import Ledger, Model, Promise, Sampler
-from covey_serve.limits import Limits
-from covey_serve.models import Bases, Shape
-from covey_serve.refused import Refused
+from covey_serve.limits import ServiceLimits
+from covey_serve.model.compute import Compute, ModelRequest, Settled, fail
+from covey_serve.model.models import Bases, ModelShape
+from covey_serve.model.sampling import SampledWeights
+from covey_serve.refused import RequestRefused
 from covey_serve.runs import RunFolders
-from covey_serve.sampling import Weights
+from covey_serve.store.journal import Header, Journal
+from covey_serve.store.ledger import HostedModel, Ledger, Promise, ServedSampler
+from covey_serve.web.server import JSON, PROTOBUF, HttpAnswer, HttpCall
 
 LOGGER = logging.getLogger(__name__)
 LINGER, MOST_LINGER = 0.03, 0.5
@@ -43,8 +43,8 @@ TIDY_SECONDS = 5.0
 class Service:
     """Holds the ledger, and executes what it promises."""
 
-    def __init__(self, root: Path, bases: Bases, key: str, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, root: Path, bases: Bases, key: str, limits: ServiceLimits | None = None) -> None:
+        self.limits = limits or ServiceLimits()
         self.root, self._key = root, key.encode()
         self.journal = Journal(root / "journal")
         self.ledger = Ledger(self.journal)
@@ -55,52 +55,55 @@ class Service:
         self._wake = asyncio.Event()
         self._turns: dict[str, None] = {}
         """Models and samplers with something to do, in order of their turns."""
-        for owner in (*self.ledger.models.values(), *self.ledger.samplers.values()):
+        owners: list[HostedModel | ServedSampler] = [*self.ledger.models.values(), *self.ledger.samplers.values()]
+        for owner in owners:
             self._queue(owner)
 
     @property
     def bases(self) -> Bases:
         return self.compute.bases
 
-    def check_head(self, call: Call) -> None:
+    def check_head(self, call: HttpCall) -> None:
         """Refuse callers without the key, before their body is read."""
         if call.path != "/api/v1/healthz" and not hmac.compare_digest(
             call.headers.get("x-api-key", "").encode("utf-8", "replace"), self._key
         ):
-            raise Refused(401, "the key is not this server's: set TINKER_API_KEY to the one that `covey serve` printed")
+            raise RequestRefused(
+                401, "the key is not this server's: set TINKER_API_KEY to the one that `covey serve` printed"
+            )
 
     def commit(self, header: Header, body: bytes = b"") -> None:
-        """Write a record. Refused where the disk is full."""
+        """Write a record. RequestRefused where the disk is full."""
         try:
             self.ledger.commit(header, body)
         except OSError as error:
             LOGGER.warning("the journal cannot be written: %s", error.strerror)
-            raise Refused(503, f"the journal cannot be written ({error.strerror})") from error
+            raise RequestRefused(503, f"the journal cannot be written ({error.strerror})") from error
 
     def new_session(self, facts: Mapping[str, Any]) -> str:
         if len(self.ledger.sessions) >= self.limits.sessions:
-            raise Refused(429, f"there are {self.limits.sessions} sessions; finish some")
+            raise RequestRefused(429, f"there are {self.limits.sessions} sessions; finish some")
         name = uuid.uuid4().hex
         self.commit({"kind": "session", "id": name, **facts})
         return name
 
-    def promise(self, owner: Model | Sampler, header: Header, body: bytes = b"") -> Promise:
-        """Return the promise of a request, the same one if it is repeated."""
+    def promise(self, owner: HostedModel | ServedSampler, header: Header, body: bytes = b"") -> Promise:
+        """Return the promise of a request, the same for a repeated one."""
         name = f"{owner.id}:{header['seq']}"
         if name in self.ledger.promises:
             return self.ledger.promises[name]
-        if isinstance(owner, Model) and header["seq"] <= owner.done:
-            raise Refused(409, f"request {header['seq']} of {owner.id} was answered before")
+        if isinstance(owner, HostedModel) and header["seq"] <= owner.done:
+            raise RequestRefused(409, f"request {header['seq']} of {owner.id} was answered before")
         if self.ledger.waiting >= self.limits.waiting or self.ledger.waiting_bytes > self.limits.waiting_bytes:
-            raise Refused(429, "too many requests wait; send again")
+            raise RequestRefused(429, "too many requests wait; send again")
         self.commit({"kind": "request", "id": name, "owner": owner.id, "stateful": False, **header}, body)
         self._queue(owner)
         return self.ledger.promises[name]
 
     def drop_session(self, session: str) -> None:
         """End a session: its models and samplers go, its checkpoints stay."""
-        models = [name for name, one in self.ledger.models.items() if one.header["session"] == session]
-        samplers = [name for name, one in self.ledger.samplers.items() if one.header["session"] == session]
+        models = [one.id for one in self.ledger.models_of(session)]
+        samplers = [one.id for one in self.ledger.samplers_of(session)]
         self.commit({"kind": "end", "id": session})
         for name in models:
             self.compute.unload(name)
@@ -109,22 +112,22 @@ class Service:
         for name in samplers:
             shutil.rmtree(self._sampler_folder(name), ignore_errors=True)
 
-    async def retrieve(self, name: str) -> Answer:
+    async def retrieve(self, name: str) -> HttpAnswer:
         """Answer a poll, held until there is a result."""
         promise = self.ledger.promises.get(name)
         if promise is None:
-            raise Refused(410, f"there is no promise {name[:100]}")
+            raise RequestRefused(410, f"there is no promise {name[:100]}")
         if promise.result is None:
             promise.event = promise.event or asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.hold_seconds):
                     await promise.event.wait()
         if name not in self.ledger.promises:
-            raise Refused(410, f"there is no promise {name[:100]} any more: its session has ended")
+            raise RequestRefused(410, f"there is no promise {name[:100]} any more: its session has ended")
         if promise.result is None:
-            return Answer.of({"type": "try_again", "request_id": name, "queue_state": "active"})
+            return HttpAnswer.of({"type": "try_again", "request_id": name, "queue_state": "active"})
         promise.fetched = promise.fetched or time.time()
-        return Answer(200, self.ledger.result(promise), PROTOBUF if promise.kind == "proto" else JSON)
+        return HttpAnswer(200, self.ledger.result(promise), PROTOBUF if promise.kind == "proto" else JSON)
 
     async def work(self) -> None:
         """Execute promises for ever."""
@@ -135,7 +138,7 @@ class Service:
                 await self._wake.wait()
                 continue
             self._turns.pop(owner.id)
-            if isinstance(owner, Model):
+            if isinstance(owner, HostedModel):
                 await self._run_model(owner)
             else:
                 await self._run_sampler(owner)
@@ -164,22 +167,22 @@ class Service:
         self.runs.close_all()
         self.journal.close()
 
-    def _owner(self, name: str) -> Model | Sampler | None:
+    def _owner(self, name: str) -> HostedModel | ServedSampler | None:
         found = self.ledger.models.get(name) or self.ledger.samplers.get(name)
         if found is None:  # its session has ended
             self._turns.pop(name)
         return found
 
-    def _queue(self, owner: Model | Sampler) -> None:
-        if owner.next if isinstance(owner, Model) else owner.pending:
+    def _queue(self, owner: HostedModel | ServedSampler) -> None:
+        if owner.next if isinstance(owner, HostedModel) else owner.pending:
             self._turns[owner.id] = None
             self._wake.set()
 
-    async def _run_model(self, model: Model) -> None:
+    async def _run_model(self, model: HostedModel) -> None:
         assert model.next is not None, "a model without a request has no turn"
         promise = self.ledger.promises[model.next]
         if model.header.get("broken"):
-            await self._settle(promise, failed(f"model {model.id} could not be made", "user"))
+            await self._settle(promise, fail(f"model {model.id} could not be made", "user"))
             return
         await self._make_room(model)
         done = [seq for seq in sorted(model.requests) if model.snapshot < seq <= model.done]
@@ -193,11 +196,11 @@ class Service:
         if is_due and model.id in self.ledger.models:
             await self._save(model)
 
-    def _work(self, model: Model, promise: Promise) -> Work:
+    def _work(self, model: HostedModel, promise: Promise) -> ModelRequest:
         body = self.ledger.body(promise)
-        return Work(model.id, model.shape, model.header["seed"], model.snapshot, promise.header, body)
+        return ModelRequest(model.id, model.shape, model.header["seed"], model.snapshot, promise.header, body)
 
-    async def _make_room(self, model: Model) -> None:
+    async def _make_room(self, model: HostedModel) -> None:
         """Put the longest unused models aside, until one more fits."""
         others = [name for name in self.compute.loaded_models() if name != model.id]
         for name in others[: max(0, len(others) - self.limits.loaded + 1)]:
@@ -206,14 +209,14 @@ class Service:
             self.compute.unload(name)
             self.runs.close(name)
 
-    async def _save(self, model: Model) -> None:
+    async def _save(self, model: HostedModel) -> None:
         try:
             seq = await self._in_thread(self.compute.save_snapshot, model.id, model.shape)
             self.commit({"kind": "snapshot", "id": model.id, "seq": seq})
-        except (OSError, Refused) as error:
+        except (OSError, RequestRefused) as error:
             LOGGER.warning("no snapshot of %s was saved: %s", model.id, error)
 
-    async def _run_sampler(self, sampler: Sampler) -> None:
+    async def _run_sampler(self, sampler: ServedSampler) -> None:
         await self._linger(sampler)
         promises = [self.ledger.promises[name] for name in sampler.pending]
         taken: list[Promise] = []
@@ -226,27 +229,27 @@ class Service:
         for promise, outcome in zip(taken, await self._sample(sampler, taken), strict=True):
             await self._settle(promise, outcome)
 
-    async def _sample(self, sampler: Sampler, promises: Sequence[Promise]) -> list[Outcome]:
+    async def _sample(self, sampler: ServedSampler, promises: Sequence[Promise]) -> list[Settled]:
         draws = [(promise.header, self.ledger.body(promise)) for promise in promises]
         sampler.used = time.time()
         try:
             folder = self._folder_of(sampler)
-            weights = Weights(str(folder or sampler.shape.base), sampler.shape, folder)
+            weights = SampledWeights(str(folder or sampler.shape.base), sampler.shape, folder)
             found = await self._in_thread(self.compute.samplers.run, weights, draws)
         except Exception as error:
             LOGGER.exception("samples of %s failed", sampler.id)
             is_users = isinstance(error, ValueError)
-            return [failed(f"{type(error).__name__}: {error}", "user" if is_users else "server")] * len(promises)
-        return [Outcome("proto", one) if isinstance(one, bytes) else failed(str(one), "user") for one in found]
+            return [fail(f"{type(error).__name__}: {error}", "user" if is_users else "server")] * len(promises)
+        return [Settled("proto", one) if isinstance(one, bytes) else fail(str(one), "user") for one in found]
 
-    def _folder_of(self, sampler: Sampler) -> Path | None:
+    def _folder_of(self, sampler: ServedSampler) -> Path | None:
         """Return the folder of a sampler's weights, None for the base's own."""
         if sampler.header["is_own"]:
             return self._sampler_folder(sampler.id)
         path = sampler.header["path"]
         return None if path is None else self.checkpoints.find(path).folder
 
-    async def _linger(self, sampler: Sampler) -> None:
+    async def _linger(self, sampler: ServedSampler) -> None:
         """Wait while more requests for the same weights arrive."""
         until = time.monotonic() + MOST_LINGER
         count = -1
@@ -254,7 +257,7 @@ class Service:
             count = len(sampler.pending)
             await asyncio.sleep(LINGER)
 
-    async def _settle(self, promise: Promise, outcome: Outcome) -> None:
+    async def _settle(self, promise: Promise, outcome: Settled) -> None:
         """Write a result, unless its session has ended."""
         if promise.id not in self.ledger.promises:
             return
@@ -287,7 +290,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
-def sampler_header(name: str, session: str, shape: Shape, *, is_own: bool = False, path: str | None = None) -> Header:
-    """Return the record of a sampler of weights put aside, of a checkpoint, or of the base."""
+def sampler_header(
+    name: str, session: str, shape: ModelShape, *, is_own: bool = False, path: str | None = None
+) -> Header:
+    """Return the record of a sampler."""
     told = {"kind": "sampler", "id": name, "session": session, "shape": asdict(shape)}
     return {**told, "is_own": is_own, "path": path}

@@ -56,8 +56,9 @@ def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor
     """
     keywords: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
     if is_adapted(policy.model):  # a reference adapter is no part of the policy
+        keywords["selected_adapters"] = ["default"]
         # Nor are frozen layers that adapters stand beside, which peft would add where one is the head
-        keywords |= {"selected_adapters": ["default"], "save_embedding_layers": False}
+        keywords["save_embedding_layers"] = False
     policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
     (folder / CARD).unlink(missing_ok=True)  # peft's is an empty form; `covey export` writes one
     policy.save_tokenizer(folder)

@@ -1,6 +1,6 @@
-"""Losses of the Tinker API over datums: sums, in float64, by covey's own functions.
+"""Losses of the Tinker API: sums, in float64, by covey's functions.
 
-Shapes: N datums of a micro-batch, T positions of the longest. What a loss reads is (N, T), 0 outside the mask.
+Shapes: N datums of a micro-batch, T positions of the longest. Inputs of a loss are (N, T), 0 outside the mask.
 """
 
 from collections.abc import Callable, Mapping

@@ -98,7 +98,7 @@ class _Reader:
         single = of.removesuffix("*")
         is_bytes = isinstance(value, memoryview)
         if single == "ints":
-            found[name] = (*found[name], *(_packed(value) if is_bytes else (_signed(value),)))
+            found[name] = (*found[name], *(_unpack(value) if is_bytes else (_to_signed(value),)))
             return
         if is_bytes is not (single in ("str", "bytes") or single in LAYOUTS):
             raise ValueError(f"protobuf field {name} has another type")
@@ -109,7 +109,7 @@ class _Reader:
         elif isinstance(value, float) is not (single == "double"):
             raise ValueError(f"protobuf field {name} has another type")
         else:
-            read = bool(value) if single == "bool" else _signed(value) if single == "int" else value
+            read = bool(value) if single == "bool" else _to_signed(value) if single == "int" else value
         if of.endswith("*"):
             found[name].append(read)
         else:
@@ -141,15 +141,16 @@ def _varint(raw: memoryview, place: int) -> tuple[int, int]:
     raise ValueError("protobuf is cut or damaged")
 
 
-def _packed(raw: memoryview) -> tuple[int, ...]:
-    values, place = [], 0
+def _unpack(raw: memoryview) -> tuple[int, ...]:
+    values: list[int] = []
+    place = 0
     while place < len(raw) and len(values) < MAX_DEPTH:  # shapes alone are packed
         value, place = _varint(raw, place)
-        values.append(_signed(value))
+        values.append(_to_signed(value))
     return tuple(values)
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 

@@ -1,4 +1,4 @@
-"""What the service knows, rebuilt from its journal after a kill.
+"""The state of the service, rebuilt from its journal after a kill.
 
 Each record is applied by one function, when it is written and when it is read again. Weights are in no record: they
 follow from a model's last snapshot and the requests after it.
@@ -10,28 +10,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from covey_serve.journal import Header, Journal, Place
-from covey_serve.models import Shape
+from covey_serve.model.models import ModelShape
+from covey_serve.store.journal import Header, Journal, RecordPlace
 
 CREATED = 0
 """Number of the request that makes a model; the client's begin at 1."""
 
 
 @dataclass(slots=True)
-class Session:
+class ServedSession:
     header: Header
-    place: Place
+    place: RecordPlace
     seen: float = field(default_factory=time.time)
     """Time of its last sign of life."""
 
 
 @dataclass(slots=True)
-class Model:
+class HostedModel:
     """A model with the requests that its weights follow from."""
 
     header: Header
-    place: Place
-    shape: Shape
+    place: RecordPlace
+    shape: ModelShape
     done: int = -1
     """Number of the last request with a result."""
     snapshot: int = -1
@@ -46,17 +46,17 @@ class Model:
 
     @property
     def next(self) -> str | None:
-        """Return the promise whose turn it is, None if it has not arrived."""
+        """Return the next promise, None if it has not arrived."""
         return self.requests.get(self.done + 1)
 
 
 @dataclass(slots=True)
-class Sampler:
+class ServedSampler:
     """Weights that are sampled from."""
 
     header: Header
-    place: Place
-    shape: Shape
+    place: RecordPlace
+    shape: ModelShape
     counts: dict[str, int] = field(default_factory=dict)
     """Samples drawn so far without a seed, by the key of prompt and settings."""
     pending: dict[str, None] = field(default_factory=dict)
@@ -73,10 +73,10 @@ class Promise:
     """A request with its result, once there is one."""
 
     header: Header
-    place: Place | None
+    place: RecordPlace | None
     """The request's record, None once it is not needed."""
     size: int = 0
-    result: Place | None = None
+    result: RecordPlace | None = None
     kind: str = ""
     """Kind of result: json, proto or error."""
     fetched: float | None = None
@@ -93,9 +93,9 @@ class Ledger:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.sessions: dict[str, Session] = {}
-        self.models: dict[str, Model] = {}
-        self.samplers: dict[str, Sampler] = {}
+        self.sessions: dict[str, ServedSession] = {}
+        self.models: dict[str, HostedModel] = {}
+        self.samplers: dict[str, ServedSampler] = {}
         self.promises: dict[str, Promise] = {}
         self.waiting = 0
         """Promises without a result."""
@@ -104,8 +104,14 @@ class Ledger:
             APPLY[header["kind"]](self, header, place)
 
     def commit(self, header: Header, body: bytes = b"") -> None:
-        """Write a record and apply it. OSError where the disk refuses: nothing changes."""
+        """Write a record and apply it. OSError changes nothing."""
         APPLY[header["kind"]](self, header, self._journal.append(header, body))
+
+    def models_of(self, session: str) -> list[HostedModel]:
+        return [one for one in self.models.values() if one.header["session"] == session]
+
+    def samplers_of(self, session: str) -> list[ServedSampler]:
+        return [one for one in self.samplers.values() if one.header["session"] == session]
 
     def body(self, promise: Promise) -> bytes:
         assert promise.place is not None, "a request is kept until its result"
@@ -125,16 +131,17 @@ class Ledger:
 
     def compact(self) -> None:
         """Rewrite the journal with what is still needed."""
-        rows = list(self._kept())
+        rows = list(self._needed_rows())
         places = self._journal.compact((header, old) for header, old, _ in rows)
         for place, (_, _, put) in zip(places, rows, strict=True):
             put(place)
 
-    def _kept(self) -> Iterator[tuple[Header, Place, Callable[[Place], None]]]:
-        for owner in (*self.sessions.values(), *self.models.values()):
-            if isinstance(owner, Model):
-                owner.header |= {"done": owner.done, "snapshot": owner.snapshot}
-            yield owner.header, owner.place, _setter(owner, "place")
+    def _needed_rows(self) -> Iterator[tuple[Header, RecordPlace, Callable[[RecordPlace], None]]]:
+        for session in self.sessions.values():
+            yield session.header, session.place, _setter(session, "place")
+        for model in self.models.values():
+            model.header |= {"done": model.done, "snapshot": model.snapshot}
+            yield model.header, model.place, _setter(model, "place")
         for sampler in self.samplers.values():
             sampler.header = {**sampler.header, "kind": "sampler", "counts": sampler.counts}
             yield sampler.header, sampler.place, _setter(sampler, "place")
@@ -151,29 +158,29 @@ class Ledger:
                 yield header, promise.result, _setter(promise, "result")
 
 
-def _setter(owner: Any, name: str) -> Callable[[Place], None]:
+def _setter(owner: Any, name: str) -> Callable[[RecordPlace], None]:
     return lambda place: setattr(owner, name, place)
 
 
-def model_header(name: str, session: str, shape: Shape, seed: int, metadata: Any) -> Header:
+def model_header(name: str, session: str, shape: ModelShape, seed: int, metadata: Any) -> Header:
     return {"kind": "model", "id": name, "session": session, "shape": asdict(shape), "seed": seed, "metadata": metadata}
 
 
-def _session(ledger: Ledger, header: Header, place: Place) -> None:
-    ledger.sessions[header["id"]] = Session(header, place)
+def _session(ledger: Ledger, header: Header, place: RecordPlace) -> None:
+    ledger.sessions[header["id"]] = ServedSession(header, place)
 
 
-def _model(ledger: Ledger, header: Header, place: Place) -> None:
+def _model(ledger: Ledger, header: Header, place: RecordPlace) -> None:
     done, snapshot = header.get("done", -1), header.get("snapshot", -1)
-    ledger.models[header["id"]] = Model(header, place, Shape(**header["shape"]), done, snapshot)
+    ledger.models[header["id"]] = HostedModel(header, place, ModelShape(**header["shape"]), done, snapshot)
 
 
-def _sampler(ledger: Ledger, header: Header, place: Place) -> None:
-    shape, counts = Shape(**header["shape"]), header.get("counts", {})
-    ledger.samplers[header["id"]] = Sampler(header, place, shape, dict(counts))
+def _sampler(ledger: Ledger, header: Header, place: RecordPlace) -> None:
+    shape, counts = ModelShape(**header["shape"]), header.get("counts", {})
+    ledger.samplers[header["id"]] = ServedSampler(header, place, shape, dict(counts))
 
 
-def _request(ledger: Ledger, header: Header, place: Place) -> None:
+def _request(ledger: Ledger, header: Header, place: RecordPlace) -> None:
     promise = ledger.promises[header["id"]] = Promise(header, place, place.length)
     if header["owner"] in ledger.models:
         ledger.models[header["owner"]].requests[header["seq"]] = promise.id
@@ -186,7 +193,7 @@ def _request(ledger: Ledger, header: Header, place: Place) -> None:
     ledger.waiting_bytes += promise.size
 
 
-def _result(ledger: Ledger, header: Header, place: Place) -> None:
+def _result(ledger: Ledger, header: Header, place: RecordPlace) -> None:
     if "of" in header:  # compacted, without its request
         ledger.promises[header["id"]] = Promise(header["of"], None, 0, place, header["type"])
         return
@@ -213,14 +220,14 @@ def _result(ledger: Ledger, header: Header, place: Place) -> None:
         promise.event.set()
 
 
-def _snapshot(ledger: Ledger, header: Header, place: Place) -> None:
+def _snapshot(ledger: Ledger, header: Header, place: RecordPlace) -> None:
     model = ledger.models[header["id"]]
     model.snapshot = header["seq"]
     for seq in [seq for seq in model.requests if seq <= model.snapshot]:
         ledger.promises[model.requests.pop(seq)].place = None
 
 
-def _end(ledger: Ledger, header: Header, place: Place) -> None:
+def _end(ledger: Ledger, header: Header, place: RecordPlace) -> None:
     """Drop a session with all that it owns."""
     session = header["id"]
     ledger.sessions.pop(session, None)
@@ -231,16 +238,17 @@ def _end(ledger: Ledger, header: Header, place: Place) -> None:
             ledger.waiting_bytes -= promise.size
             if promise.event is not None:
                 promise.event.set()
-    for owners in (ledger.models, ledger.samplers):
-        for name in [name for name, owner in owners.items() if owner.header["session"] == session]:
-            del owners[name]  # type: ignore[attr-defined]
+    for model in ledger.models_of(session):
+        del ledger.models[model.id]
+    for sampler in ledger.samplers_of(session):
+        del ledger.samplers[sampler.id]
 
 
-def _drop_sampler(ledger: Ledger, header: Header, place: Place) -> None:
+def _drop_sampler(ledger: Ledger, header: Header, place: RecordPlace) -> None:
     ledger.samplers.pop(header["id"], None)
 
 
-APPLY: dict[str, Callable[[Ledger, Header, Place], None]] = {
+APPLY: dict[str, Callable[[Ledger, Header, RecordPlace], None]] = {
     "session": _session,
     "model": _model,
     "sampler": _sampler,

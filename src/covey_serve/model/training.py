@@ -1,4 +1,4 @@
-"""Forward and backward passes over datums, packed as covey's own training packs rollouts.
+"""Forward and backward passes over datums, packed as rollouts are.
 
 Shapes: L scored positions of a micro-batch, N datums, T positions of the longest, K targets of a position.
 """
@@ -18,8 +18,8 @@ from covey.policy.settings import chunk_within_bound
 from covey.trainer.batch import make_batch, unflatten
 from covey.trainer.layouts import MIN_SHARED, Row
 from covey.types import MicroBatch, Reward, Rollout, Sampling
-from covey_serve.losses import LOSSES, Inputs
-from covey_serve.wire import Array, Datum, TrainingRequest, training_result
+from covey_serve.model.losses import LOSSES, Inputs
+from covey_serve.wire.messages import Array, Datum, TrainingRequest, training_result
 
 MICRO_BATCH_TOKENS = 8192
 """Tokens of a pass; it changes memory and time, and no number beyond rounding."""
@@ -190,7 +190,7 @@ def _many_logprobs(policy: Policy, batch: MicroBatch, targets_LK: Tensor) -> Ten
 
 
 def rows_of(policy: Policy, batch: MicroBatch) -> Sequence[Tensor]:
-    """Return the head's input at scored positions, in chunks that bound the logits."""
+    """Return the head's input at scored positions, in bounded chunks."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
     rows = policy.hidden(*place).flatten(0, 1) if policy.head_is_linear else policy.logits(*place)
     chunk = chunk_within_bound(CHUNK, int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size))

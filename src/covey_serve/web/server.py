@@ -13,8 +13,8 @@ from typing import Any
 
 import h11
 
-from covey_serve.limits import Limits
-from covey_serve.refused import Refused
+from covey_serve.limits import ServiceLimits
+from covey_serve.refused import RequestRefused
 
 LOGGER = logging.getLogger(__name__)
 MAX_HEAD = 1 << 16
@@ -24,36 +24,39 @@ FINISHED = (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     """A whole request."""
 
     method: str
     path: str
     query: str
     headers: dict[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int = 200
     body: bytes = b""
     kind: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def of(content: Any, status: int = 200) -> "Answer":
-        return Answer(status, json.dumps(content).encode())
+    def of(content: Any, status: int = 200) -> "HttpAnswer":
+        return HttpAnswer(status, json.dumps(content).encode())
 
 
 class HttpServer:
     """Serves calls through a function."""
 
     def __init__(
-        self, answer: Callable[[Call], Awaitable[Answer]], check: Callable[[Call], None], limits: Limits
+        self,
+        answer: Callable[[HttpCall], Awaitable[HttpAnswer]],
+        check: Callable[[HttpCall], None],
+        limits: ServiceLimits,
     ) -> None:
-        """`check` sees each head, before its body is read, and refuses by Refused."""
+        """Let `check` refuse heads before their bodies are read."""
         self._answer, self._check, self._limits = answer, check, limits
         self._open: set[asyncio.StreamWriter] = set()
         self._receiving = 0
@@ -97,8 +100,8 @@ class HttpServer:
                 return False
             answer = await self._answer(call)
         except h11.RemoteProtocolError as error:
-            answer = _refusal(Refused(error.error_status_hint, f"the request is no HTTP: {error}"))
-        except Refused as refused:
+            answer = _refusal(RequestRefused(error.error_status_hint, f"the request is no HTTP: {error}"))
+        except RequestRefused as refused:
             answer = _refusal(refused)
         if connection.our_state in FINISHED:
             return False
@@ -107,7 +110,7 @@ class HttpServer:
 
     async def _receive(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Call | None:
+    ) -> HttpCall | None:
         """Return the next request, None at the end of the connection."""
         if connection.trailing_data[0] == b"":
             async with asyncio.timeout(self._limits.idle_seconds):
@@ -118,14 +121,14 @@ class HttpServer:
             return None
         path, _, query = event.target.decode("ascii", "replace").partition("?")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
-        call = Call(event.method.decode("ascii"), path, query, headers, b"")
+        call = HttpCall(event.method.decode("ascii"), path, query, headers, b"")
         self._check(call)
         if int(headers.get("content-length", "0")) > self._limits.body_bytes:
-            raise Refused(413, f"a request has at most {self._limits.body_bytes} bytes")
+            raise RequestRefused(413, f"a request has at most {self._limits.body_bytes} bytes")
         if connection.they_are_waiting_for_100_continue:
             writer.write(connection.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
         async with asyncio.timeout(self._limits.body_seconds):
-            return Call(call.method, path, query, headers, await self._body(connection, reader))
+            return HttpCall(call.method, path, query, headers, await self._body(connection, reader))
 
     async def _body(self, connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
         pieces: list[bytes] = []
@@ -136,16 +139,16 @@ class HttpServer:
                 size += len(pieces[-1])
                 self._receiving += len(pieces[-1])
                 if size > self._limits.body_bytes:
-                    raise Refused(413, f"a request has at most {self._limits.body_bytes} bytes")
+                    raise RequestRefused(413, f"a request has at most {self._limits.body_bytes} bytes")
                 if self._receiving > self._limits.bodies_bytes:
-                    raise Refused(429, "too many bytes are being received; send again")
+                    raise RequestRefused(429, "too many bytes are being received; send again")
             if not isinstance(event, h11.EndOfMessage):
                 raise EOFError
             return b"".join(pieces)
         finally:
             self._receiving -= size
 
-    async def _send(self, connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer) -> None:
+    async def _send(self, connection: h11.Connection, writer: asyncio.StreamWriter, answer: HttpAnswer) -> None:
         """Write head and body together."""
         headers = [("Server", "covey"), *answer.headers.items()]
         if answer.status != 204:
@@ -165,6 +168,6 @@ async def _next_event(connection: h11.Connection, reader: asyncio.StreamReader) 
     return event
 
 
-def _refusal(refused: Refused) -> Answer:
+def _refusal(refused: RequestRefused) -> HttpAnswer:
     headers = {"x-should-retry": "false"} if refused.status < 500 and refused.status != 429 else {}
-    return Answer(refused.status, json.dumps({"detail": str(refused)}).encode(), headers=headers)
+    return HttpAnswer(refused.status, json.dumps({"detail": str(refused)}).encode(), headers=headers)

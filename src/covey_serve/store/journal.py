@@ -24,7 +24,7 @@ Header = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RecordPlace:
     """A record in the file."""
 
     start: int
@@ -42,7 +42,7 @@ class Journal:
         self.compacted = 0
         """Bytes after the last compaction."""
 
-    def records(self) -> Iterator[tuple[Place, Header]]:
+    def records(self) -> Iterator[tuple[RecordPlace, Header]]:
         """Yield all records, and cut a torn end off."""
         start = 0
         while (found := self._record(start)) is not None:
@@ -53,8 +53,8 @@ class Journal:
             os.ftruncate(self._file, start)
             self.size = start
 
-    def append(self, header: Mapping[str, Any], body: bytes = b"") -> Place:
-        """Write a record through to the system. OSError leaves the file as it was."""
+    def append(self, header: Mapping[str, Any], body: bytes = b"") -> RecordPlace:
+        """Write a record through. OSError leaves the file unchanged."""
         raw = _frame(header, body)
         written = 0
         try:
@@ -63,11 +63,11 @@ class Journal:
         except OSError:
             os.ftruncate(self._file, self.size)
             raise
-        place = Place(self.size, len(raw))
+        place = RecordPlace(self.size, len(raw))
         self.size += len(raw)
         return place
 
-    def read(self, place: Place) -> tuple[Header, bytes]:
+    def read(self, place: RecordPlace) -> tuple[Header, bytes]:
         found = self._record(place.start)
         if found is None:
             raise OSError(f"{self._path} is damaged at byte {place.start}")
@@ -77,8 +77,8 @@ class Journal:
         """Wait until the disk has all records."""
         os.fdatasync(self._file)
 
-    def compact(self, kept: Iterable[tuple[Header, Place | None]]) -> list[Place]:
-        """Replace the file by these headers with the bodies of their old records.
+    def compact(self, kept: Iterable[tuple[Header, RecordPlace | None]]) -> list[RecordPlace]:
+        """Rewrite the file with these headers and their old bodies.
 
         Return the new places, in order.
         """
@@ -102,7 +102,7 @@ class Journal:
         self.sync()
         os.close(self._file)
 
-    def _record(self, start: int) -> tuple[Place, Header, bytes] | None:
+    def _record(self, start: int) -> tuple[RecordPlace, Header, bytes] | None:
         head = os.pread(self._file, FRAME.size, start)
         if len(head) < FRAME.size:
             return None
@@ -113,7 +113,7 @@ class Journal:
         raw = os.pread(self._file, header_length + body_length, start + FRAME.size)
         if xxhash.xxh3_64_intdigest(raw) != digest:
             return None
-        return Place(start, length), json.loads(raw[:header_length]), raw[header_length:]
+        return RecordPlace(start, length), json.loads(raw[:header_length]), raw[header_length:]
 
 
 def _frame(header: Mapping[str, Any], body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, by tinker path, and what the REST calls say of them.
+"""Checkpoints on disk, by tinker path, and their descriptions.
 
 A checkpoint is a folder: weights in transformers' or peft's format below `policy/`, moments of the optimiser beside
 it, and facts with the digests of all files. Names come from clients: they never hold a separator.
@@ -17,7 +17,7 @@ from typing import Any
 from covey.run.checkpoints.manifest import file_digests
 from covey.system.disk import atomic_folder, read_regular
 from covey.system.jsonl import write_json
-from covey_serve.models import Shape
+from covey_serve.model.models import ModelShape
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 """Middle part of a tinker path -> type of checkpoint."""
@@ -37,8 +37,8 @@ class Saved:
     facts: Mapping[str, Any]
 
     @property
-    def shape(self) -> Shape:
-        return Shape(**self.facts["shape"])
+    def shape(self) -> ModelShape:
+        return ModelShape(**self.facts["shape"])
 
 
 class Checkpoints:
@@ -57,7 +57,7 @@ class Checkpoints:
         return self._root / model.replace(":", "-") / kind / name
 
     def find(self, path: str) -> Saved:
-        """Return a checkpoint. ValueError where there is none, or it expired."""
+        """Return a checkpoint. ValueError where it is missing or expired."""
         folder = self.folder(path)
         facts = _facts(folder)
         if facts is None or (facts.get(EXPIRES) or time.time() + 1) < time.time():
@@ -110,7 +110,7 @@ class Checkpoints:
 
 
 def save_folder(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:
-    """Write a folder of weights, whole or not at all, in the place of one before."""
+    """Write a folder of weights whole, replacing one before."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder, replaces=True) as aside:
         write(aside)
@@ -118,7 +118,7 @@ def save_folder(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], 
 
 
 def check_folder(folder: Path) -> Mapping[str, Any]:
-    """Return the facts of weights that are whole. ValueError where they are not."""
+    """Return the facts of undamaged weights. ValueError for others."""
     facts = _facts(folder)
     if facts is None or {name: row for name, row in file_digests(folder).items() if name != FACTS} != facts["files"]:
         raise ValueError(f"the weights in {folder.name} are gone, or not those that were saved")
@@ -153,7 +153,7 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def facts_of(model: str, shape: Shape, seq: int, header: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(model: str, shape: ModelShape, seq: int, header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a checkpoint that a request asks for."""
     seconds = header.get("ttl_seconds")
     return {

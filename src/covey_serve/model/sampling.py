@@ -1,7 +1,7 @@
 """Samples of saved weights, by covey's engine, and scores of prompts.
 
-Requests that wait for the same weights share batches; those of one prompt share its encoding. What a request gets
-depends on none of the others. All functions here are called by the one thread that computes.
+Requests that wait for the same weights share batches; those of one prompt share its encoding. The answer to a
+request depends on none of the others. All functions here are called by the one thread that computes.
 
 Shapes: L positions of a micro-batch, K alternatives of each.
 """
@@ -22,23 +22,31 @@ from covey.engine.settings import EngineConfig
 from covey.policy.policy import Policy, inference
 from covey.run.checkpoints.checkpoint import load_weights
 from covey.types import Completion, Sampling
-from covey_serve.checkpoints import check_folder
-from covey_serve.journal import Header
-from covey_serve.limits import Limits
-from covey_serve.models import Bases, Shape
-from covey_serve.training import logits_of, logprobs_of, pack, rows_of
-from covey_serve.wire import NO_LOGPROB, Alternatives, Array, PromptScores, SampleRequest, read_sample, sample_result
+from covey_serve.limits import ServiceLimits
+from covey_serve.model.models import Bases, ModelShape
+from covey_serve.model.training import logits_of, logprobs_of, pack, rows_of
+from covey_serve.store.checkpoints import check_folder
+from covey_serve.store.journal import Header
+from covey_serve.wire.messages import (
+    NO_LOGPROB,
+    Alternatives,
+    Array,
+    PromptScores,
+    SampleRequest,
+    read_sample,
+    sample_result,
+)
 
 MAX_ENGINES = 2
 """Engines that are kept: each has the weights in the form that decoding reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class SampledWeights:
     """Weights to sample from: the base's own, or of a folder."""
 
     name: str
-    shape: Shape
+    shape: ModelShape
     folder: Path | None
 
 
@@ -52,7 +60,7 @@ class Draw:
     """Sample index of its first sample."""
 
 
-def read_draw(header: Header, body: bytes, policy: Policy, limits: Limits) -> Draw:
+def read_draw(header: Header, body: bytes, policy: Policy, limits: ServiceLimits) -> Draw:
     """Read a sampling request. ValueError for one that cannot be computed."""
     request = read_sample(json.loads(body), limits, policy.max_length)
     vocabulary = int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
@@ -75,12 +83,12 @@ class _Slot:
 class Samplers:
     """Samples from any weights, through few engines."""
 
-    def __init__(self, bases: Bases, limits: Limits) -> None:
+    def __init__(self, bases: Bases, limits: ServiceLimits) -> None:
         self._bases, self._limits = bases, limits
-        self._slots: OrderedDict[Shape, _Slot] = OrderedDict()
+        self._slots: OrderedDict[ModelShape, _Slot] = OrderedDict()
         self._version = 0
 
-    def run(self, weights: Weights, requests: Sequence[tuple[Header, bytes]]) -> list[bytes | ValueError]:
+    def run(self, weights: SampledWeights, requests: Sequence[tuple[Header, bytes]]) -> list[bytes | ValueError]:
         """Answer requests for the same weights. ValueError where these cannot be loaded."""
         slot = self._slot(weights)
         answers: list[bytes | ValueError] = [b""] * len(requests)
@@ -95,8 +103,8 @@ class Samplers:
             answers[place] = answer
         return answers
 
-    def _slot(self, weights: Weights) -> _Slot:
-        shape = weights.shape if weights.folder is not None else Shape(weights.shape.base)
+    def _slot(self, weights: SampledWeights) -> _Slot:
+        shape = weights.shape if weights.folder is not None else ModelShape(weights.shape.base)
         slot = self._slots.get(shape)
         if slot is None:
             while len(self._slots) >= MAX_ENGINES:
@@ -186,7 +194,7 @@ def _of_prompt(policy: Policy, request: SampleRequest) -> PromptScores:
 
 
 def _scores(policy: Policy, ids: Array, targets: Array) -> Array:
-    """Score targets, (P - 1,) or (P - 1, K), at all tokens but the last."""
+    """Score targets at all tokens of a text but its last."""
     (batch,) = pack([ids[:-1]], policy)
     found: Array = logprobs_of(policy, batch, torch.from_numpy(targets).to(policy.device)).float().cpu().numpy()
     return found

@@ -5,6 +5,7 @@ called by the one thread that computes.
 """
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +30,8 @@ POLICY, MOMENTS = "policy", "optimizer.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What makes weights of one model fit another's place."""
+class ModelShape:
+    """Base, rank and layers: weights of equal shapes replace one another."""
 
     base: str
     """Name that clients know the base by."""
@@ -45,7 +46,10 @@ class Bases:
     """Base models by the names that clients know, each in memory once."""
 
     def __init__(self, folders: Mapping[str, ModelConfig], *, full: bool = False) -> None:
-        """Load all. ValueError where one cannot be. `full` trains all weights of every model."""
+        """Load all bases. ValueError for a bad one.
+
+        `full` trains all weights of every model.
+        """
         self.folders, self.full = folders, full
         self._loaded = {name: load_policy(settings, trainable=False) for name, settings in folders.items()}
 
@@ -58,12 +62,12 @@ class Bases:
         return {name: policy.max_length for name, policy in self._loaded.items()}
 
     def tokenizer(self, name: str) -> str | None:
-        """Return where a client on this machine finds the tokenizer, None for the name's own."""
+        """Return the tokenizer's folder, None where the name leads to it."""
         place = str(Path(self.folders[name].name).resolve())
         return place if Path(place).is_dir() and ":" not in place else None
 
-    def make(self, shape: Shape, seed: int) -> Policy:
-        """Return a policy to train. ValueError where the base has no such layers."""
+    def make(self, shape: ModelShape, seed: int) -> Policy:
+        """Return a policy to train. ValueError without layers to adapt."""
         settings = self.folders[shape.base]
         if shape.rank == 0:
             return load_policy(settings, seed=seed)
@@ -72,18 +76,16 @@ class Bases:
         # deepcopy takes what it finds here for copied: modules are new, tensors are the base's own
         model = copy.deepcopy(base.causal_lm, {id(tensor): tensor for tensor in shared})
         targets = adapted_layers(base, shape)
-        policy = policy_in_memory(
-            model,
-            base.tokenizer,
-            replace(settings, lora_rank=shape.rank, lora_alpha=ALPHA, lora_targets=targets),
-            seed=seed,
-        )
+        adapted = replace(settings, lora_rank=shape.rank, lora_alpha=ALPHA, lora_targets=targets)
+        with warnings.catch_warnings():  # the base below an adapted head is neither merged nor saved
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
+            policy = policy_in_memory(model, base.tokenizer, adapted, seed=seed)
         name_base(policy, settings.name)
         return policy
 
 
-def adapted_layers(base: Policy, shape: Shape) -> list[str]:
-    """Name the linear layers that adapters stand beside, as lora_targets. ValueError without any."""
+def adapted_layers(base: Policy, shape: ModelShape) -> list[str]:
+    """Name the layers to adapt, as lora_targets. ValueError without any."""
     if shape.train_attn and shape.train_mlp and not shape.train_unembed:
         return ALL_LINEAR
     model, beside = base.causal_lm, beside_text(base.causal_lm)

@@ -1,4 +1,4 @@
-"""Requests and results of training and sampling, in and out of the wire.
+"""Requests and results of training and sampling on the wire.
 
 Shapes: N positions of a datum, K targets of each, P tokens of a prompt.
 """
@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.types import Completion, Sampling
-from covey_serve.limits import Limits
-from covey_serve.protobuf import decode, encode
-from covey_serve.refused import Refused
+from covey_serve.limits import ServiceLimits
+from covey_serve.refused import RequestRefused
+from covey_serve.wire.protobuf import decode, encode
 
 Array = npt.NDArray[Any]
 DTYPES: dict[int, str] = {1: "<f4", 2: "<i8", 3: "<i4"}
@@ -46,15 +46,15 @@ class TrainingRequest:
 
 
 def read_place(raw: bytes) -> tuple[str, int]:
-    """Return model and number of a training request. Refused if there are none."""
+    """Return a training request's model and number. RequestRefused without."""
     try:
         message = decode("ForwardBackwardRequest", raw)
     except (ValueError, OverflowError) as error:
-        raise Refused(400, f"the body must be a ForwardBackwardRequest: {error}") from error
+        raise RequestRefused(400, f"the body must be a ForwardBackwardRequest: {error}") from error
     return message["model_id"], message["seq_id"]
 
 
-def read_training(raw: bytes, limits: Limits) -> TrainingRequest:
+def read_training(raw: bytes, limits: ServiceLimits) -> TrainingRequest:
     """Read a training request. ValueError for one that cannot be computed."""
     message = decode("ForwardBackwardRequest", raw)
     options: dict[str, float | str] = {each["key"]: each["value"] for each in message["old_config"]}
@@ -120,7 +120,7 @@ def _dense(csr: Mapping[str, bytes], dtype: str, shape: tuple[int, ...], name: s
 
 
 def training_result(logprobs: Sequence[Array], metrics: Mapping[str, float]) -> bytes:
-    """Write the log-probs of all datums, (N,) or (N, K) each, and metrics."""
+    """Write the log-probs of all datums, and metrics."""
     raws = [np.ascontiguousarray(each, "<f4").tobytes() for each in logprobs]
     offsets = np.cumsum([0, *map(len, raws)], dtype="<i8")  # in bytes
     trailing = logprobs[0].shape[1:] if logprobs else ()
@@ -150,7 +150,7 @@ class SampleRequest:
     """Further tokens to score at each place of the prompt but its last, (P - 1, K)."""
 
 
-def read_sample(body: Mapping[str, Any], limits: Limits, room: int) -> SampleRequest:
+def read_sample(body: Mapping[str, Any], limits: ServiceLimits, room: int) -> SampleRequest:
     """Read a sampling request. ValueError for one that cannot be computed.
 
     `room` is the longest sequence of the model.
@@ -204,13 +204,14 @@ def _prompt(found: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _targets(found: Any, length: int, limits: Limits) -> Array | None:
+def _targets(found: Any, length: int, limits: ServiceLimits) -> Array | None:
     if found is None:
         return None
     data, shape = (found.get("data"), found.get("shape")) if isinstance(found, dict) else (None, None)
     is_plain = isinstance(data, list) and all(type(each) is int for each in data)
     if not is_plain or found.get("sparse_crow_indices") is not None or not isinstance(shape, list) or len(shape) != 2:
         raise ValueError("target_prompt_logprobs must be a dense matrix of token ids")
+    assert isinstance(data, list), "a plain one"
     if shape[0] != length - 1 or not 1 <= shape[1] <= limits.top_k or len(data) != shape[0] * shape[1]:
         raise ValueError(f"target_prompt_logprobs must be [{length - 1}, K], got {str(shape)[:40]}")
     return np.array(data, np.int64).reshape(shape)
@@ -250,10 +251,10 @@ class PromptScores:
     """Scores of a prompt, None where they were not asked for."""
 
     logprobs: Array | None = None
-    """Of each token, NaN of those without one, (P,)."""
+    """Log-prob of each token, NaN for those without one, (P,)."""
     topk: Alternatives | None = None
     targets: Array | None = None
-    """Of the further targets, (P - 1, K)."""
+    """Log-probs of the further targets, (P - 1, K)."""
 
 
 def sample_result(
@@ -279,7 +280,7 @@ def sample_result(
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
-    """Read the object of a body. Refused where it is none."""
+    """Read the object of a body. RequestRefused where it is none."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number of JSON")
@@ -287,7 +288,7 @@ def read_json(raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw, parse_constant=refuse) if raw.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body must be JSON: {error}") from error
+        raise RequestRefused(400, f"the body must be JSON: {error}") from error
     if not isinstance(found, dict):
-        raise Refused(400, f"the body must be a JSON object, got {type(found).__name__}")
+        raise RequestRefused(400, f"the body must be a JSON object, got {type(found).__name__}")
     return found

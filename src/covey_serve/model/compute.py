@@ -1,4 +1,4 @@
-"""The thread that computes: models in memory, and what each request does to them.
+"""Models in memory, and the effect of each request on them.
 
 A model is read from its snapshot when it is needed, and the requests after it are computed again, to the same bits.
 """
@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from covey.run.checkpoints.checkpoint import save_policy
-from covey_serve.checkpoints import Checkpoints, check_folder, facts_of, save_folder
-from covey_serve.journal import Header
-from covey_serve.limits import Limits
-from covey_serve.models import Bases, Shape, TrainedModel
-from covey_serve.sampling import Samplers
-from covey_serve.training import check, forward_backward
-from covey_serve.wire import read_training
+from covey_serve.limits import ServiceLimits
+from covey_serve.model.models import Bases, ModelShape, TrainedModel
+from covey_serve.model.sampling import Samplers
+from covey_serve.model.training import check, forward_backward
+from covey_serve.store.checkpoints import Checkpoints, check_folder, facts_of, save_folder
+from covey_serve.store.journal import Header
+from covey_serve.wire.messages import read_training
 
 LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ModelRequest:
     """A request with the model that it is for."""
 
     model: str
-    shape: Shape
+    shape: ModelShape
     seed: int
     snapshot: int
     """Number of the last request in the model's snapshot, -1 for none."""
@@ -42,7 +42,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Settled:
     """A result, as the journal keeps it."""
 
     kind: str
@@ -66,13 +66,13 @@ class _Loaded:
 class Compute:
     """Executes requests, one at a time."""
 
-    def __init__(self, root: Path, bases: Bases, limits: Limits) -> None:
+    def __init__(self, root: Path, bases: Bases, limits: ServiceLimits) -> None:
         self.bases, self.limits, self.root = bases, limits, root
         self.checkpoints = Checkpoints(root / "checkpoints")
         self.samplers = Samplers(bases, limits)
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
 
-    def run(self, work: Work, earlier: Sequence[Work]) -> Outcome:
+    def run(self, work: ModelRequest, earlier: Sequence[ModelRequest]) -> Settled:
         """Execute a request, after the `earlier` ones that its weights lack."""
         try:
             loaded = self._load(work, earlier)
@@ -80,20 +80,20 @@ class Compute:
             outcome = OPERATIONS[work.header["op"]](self, loaded, work)
             loaded.seconds += time.perf_counter() - started
         except ValueError as error:
-            outcome = failed(str(error), "user")
+            outcome = fail(str(error), "user")
         except Exception as error:
             LOGGER.exception("request %s failed", work.header["id"])
-            outcome = failed(f"{type(error).__name__}: {error}", "server")
+            outcome = fail(f"{type(error).__name__}: {error}", "server")
         if work.model in self._loaded:
             self._loaded[work.model].applied = max(self._loaded[work.model].applied, work.seq)
         return outcome
 
     def unsaved_seconds(self, model: str) -> float:
-        """Return the time of computing that would have to be spent again after a kill."""
+        """Return the seconds of computing that no snapshot holds."""
         return self._loaded[model].seconds if model in self._loaded else 0.0
 
-    def save_snapshot(self, model: str, shape: Shape) -> int:
-        """Save all that a model is; return the number of the last request in it."""
+    def save_snapshot(self, model: str, shape: ModelShape) -> int:
+        """Save a model whole; return the number of its last request."""
         loaded = self._loaded[model]
         facts = facts_of(model, shape, loaded.applied, {})
         folder = self.snapshot_folder(model)
@@ -111,7 +111,7 @@ class Compute:
     def unload(self, model: str) -> None:
         self._loaded.pop(model, None)
 
-    def _load(self, work: Work, earlier: Sequence[Work]) -> _Loaded:
+    def _load(self, work: ModelRequest, earlier: Sequence[ModelRequest]) -> _Loaded:
         if work.model in self._loaded:
             self._loaded.move_to_end(work.model)
             return self._loaded[work.model]
@@ -130,47 +130,47 @@ class Compute:
         return loaded
 
 
-def failed(reason: str, category: str) -> Outcome:
+def fail(reason: str, category: str) -> Settled:
     """Return the result of a request that cannot be executed."""
-    return Outcome("error", json.dumps({"error": " ".join(reason.split())[:500], "category": category}).encode())
+    return Settled("error", json.dumps({"error": " ".join(reason.split())[:500], "category": category}).encode())
 
 
-def answered(content: Mapping[str, Any], **told: Any) -> Outcome:
-    return Outcome("json", json.dumps(content).encode(), **told)
+def answer_with(content: Mapping[str, Any], **told: Any) -> Settled:
+    return Settled("json", json.dumps(content).encode(), **told)
 
 
-def create_model(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
-    return answered({"type": "create_model", "model_id": work.model})
+def create_model(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
+    return answer_with({"type": "create_model", "model_id": work.model})
 
 
-def refuse(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+def refuse(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
     raise ValueError(work.header["reason"])
 
 
-def load_model(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
-    """Load a checkpoint into a model, with its optimiser or a fresh one."""
+def load_model(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
+    """Load a checkpoint, with its optimiser or a fresh one."""
     saved = compute.checkpoints.load(work.header["path"])
     if saved.shape != work.shape:
         raise ValueError(f"{saved.path[:200]} is of another base, rank or layers than the model")
     loaded.model.load(saved.folder, optimizer=work.header["optimizer"])
     loaded.seconds = float("inf")  # a snapshot follows: the checkpoint may be deleted
-    return answered({"type": "load_weights", "path": saved.path, "model_id": work.model})
+    return answer_with({"type": "load_weights", "path": saved.path, "model_id": work.model})
 
 
-def train(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+def train(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
     request = read_training(work.body, compute.limits)
     policy = loaded.model.policy
     check(request, policy, int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size))
     result, metrics = forward_backward(request, policy)
-    return Outcome("proto", result, None if request.forward_only else metrics)
+    return Settled("proto", result, None if request.forward_only else metrics)
 
 
-def optim_step(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+def optim_step(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
     metrics = loaded.model.step(work.header["adam"])
-    return answered({"metrics": metrics}, metrics=metrics)
+    return answer_with({"metrics": metrics}, metrics=metrics)
 
 
-def save_weights(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
+def save_weights(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
     """Save a checkpoint under the name and kind that a request has."""
     header, kind = work.header, work.header["kind_of_path"]
     path = f"tinker://{work.model}/{kind}/{header['path']}"
@@ -183,11 +183,11 @@ def save_weights(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
             loaded.model.save(folder, optimizer=kind == "weights")
 
     compute.checkpoints.save(path, facts, write, overwrite=header["overwrite"])
-    return answered({"type": header["op"], "path": path})
+    return answer_with({"type": header["op"], "path": path})
 
 
-def save_for_sampler(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
-    """Put weights aside as they are now, for a sampler without a name."""
+def save_for_sampler(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
+    """Save present weights for a sampler without a name."""
     if work.header.get("path") is not None:
         return save_weights(compute, loaded, work)
     name = work.header["sampler"]
@@ -195,10 +195,10 @@ def save_for_sampler(compute: Compute, loaded: _Loaded, work: Work) -> Outcome:
     facts = facts_of(work.model, work.shape, work.seq, {})
     save_folder(folder, facts, lambda aside: loaded.model.save(aside, optimizer=False))
     told = {"type": "save_weights_for_sampler", "sampling_session_id": name}
-    return answered(told, sampler=name)
+    return answer_with(told, sampler=name)
 
 
-OPERATIONS: dict[str, Callable[[Compute, _Loaded, Work], Outcome]] = {
+OPERATIONS: dict[str, Callable[[Compute, _Loaded, ModelRequest], Settled]] = {
     "create_model": create_model,
     "refuse": refuse,
     "load_weights": load_model,

@@ -1,0 +1,100 @@
+"""REST calls on sessions, models and checkpoints."""
+
+import time
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import parse_qs
+
+from covey_serve.refused import RequestRefused
+from covey_serve.service import Service
+from covey_serve.store.checkpoints import EXPIRES, describe, utc
+from covey_serve.store.ledger import HostedModel
+from covey_serve.web.calls import Context, field, find_saved, model_of, number
+from covey_serve.web.server import HttpAnswer
+
+
+async def training_runs(context: Context) -> HttpAnswer:
+    models = list(context.service.ledger.models.values())
+    page, cursor = _page(context, models)
+    return HttpAnswer.of({"training_runs": [_run(context.service, one) for one in page], "cursor": cursor})
+
+
+def _page(context: Context, rows: list[Any]) -> tuple[list[Any], dict[str, int]]:
+    query = parse_qs(context.call.query)
+    try:
+        offset, limit = int(query.get("offset", ["0"])[0]), int(query.get("limit", ["20"])[0])
+    except ValueError as error:
+        raise RequestRefused(422, "offset and limit must be whole numbers") from error
+    if not (offset >= 0 and 0 < limit <= 1000):
+        raise RequestRefused(422, "offset must be >= 0 and limit in [1, 1000]")
+    return rows[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(rows)}
+
+
+def _run(service: Service, model: HostedModel) -> dict[str, Any]:
+    saved = service.checkpoints.of_model(model.id)
+    last = {kind: next((describe(one) for one in reversed(saved) if f"/{kind}/" in one.path), None) for kind in LAST}
+    return {
+        "training_run_id": model.id,
+        "base_model": model.shape.base,
+        "model_owner": "local",
+        "is_lora": model.shape.rank > 0,
+        "lora_rank": model.shape.rank or None,
+        "last_request_time": utc(model.seen),
+        "user_metadata": model.header["metadata"],
+        **{LAST[kind]: found for kind, found in last.items()},
+    }
+
+
+LAST = {"weights": "last_checkpoint", "sampler_weights": "last_sampler_checkpoint"}
+
+
+async def training_run(context: Context) -> HttpAnswer:
+    return HttpAnswer.of(_run(context.service, model_of(context.service, {"model_id": context.names["model"]})))
+
+
+async def checkpoints_of(context: Context) -> HttpAnswer:
+    found = context.service.checkpoints.of_model(context.names["model"])
+    return HttpAnswer.of({"checkpoints": [describe(one) for one in found]})
+
+
+async def all_checkpoints(context: Context) -> HttpAnswer:
+    page, cursor = _page(context, context.service.checkpoints.all())
+    return HttpAnswer.of({"checkpoints": [describe(one) for one in page], "cursor": cursor})
+
+
+def _path(context: Context) -> str:
+    path = f"tinker://{context.names['model']}/{context.names['checkpoint']}"
+    return str(find_saved(context.service, path).path)
+
+
+async def delete_checkpoint(context: Context) -> HttpAnswer:
+    context.service.checkpoints.delete(_path(context))
+    return HttpAnswer(204)
+
+
+async def set_ttl(context: Context) -> HttpAnswer:
+    seconds = number(context.body, "ttl_seconds", 1, 10**10, None)
+    context.service.checkpoints.change(_path(context), {EXPIRES: None if seconds is None else time.time() + seconds})
+    return HttpAnswer(204)
+
+
+async def publish(context: Context) -> HttpAnswer:
+    context.service.checkpoints.change(_path(context), {"public": context.call.method == "POST"})
+    return HttpAnswer(204)
+
+
+async def weights_info(context: Context) -> HttpAnswer:
+    shape = find_saved(context.service, field(context.body, "tinker_path", str)).shape
+    flags = {name: value for name, value in asdict(shape).items() if name.startswith("train_")}
+    told = {"base_model": shape.base, "is_lora": shape.rank > 0, "lora_rank": shape.rank or None, **flags}
+    return HttpAnswer.of(told)
+
+
+async def get_session(context: Context) -> HttpAnswer:
+    service, name = context.service, context.names["session"]
+    if name not in service.ledger.sessions:
+        raise RequestRefused(404, f"there is no session {name[:100]}")
+    models = [one.id for one in service.ledger.models_of(name)]
+    samplers = [one.id for one in service.ledger.samplers_of(name)]
+    metadata = service.ledger.sessions[name].header["metadata"]
+    return HttpAnswer.of({"training_run_ids": models, "sampler_ids": samplers, "user_metadata": metadata})

@@ -1,0 +1,300 @@
+"""Paths of the Tinker API, and what each does."""
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from covey_serve.model.models import ModelShape
+from covey_serve.refused import RequestRefused
+from covey_serve.service import Service, sampler_header
+from covey_serve.store.checkpoints import NAME
+from covey_serve.store.ledger import CREATED, HostedModel, Promise, ServedSampler, model_header
+from covey_serve.web import rest
+from covey_serve.web.calls import Context, Handler, base_of, field, find_saved, model_of, number, session_of
+from covey_serve.web.server import HttpAnswer, HttpCall
+from covey_serve.wire.messages import read_place
+
+PREFIX = "/api/v1/"
+TESTED = "0.38"
+"""Versions of the client that this was tested with begin so."""
+CLIENT_CONFIG = {"sample_enable_stuck_detection": False, "parallel_fwdbwd_chunks": False, "pjwt_auth_enabled": False}
+"""Flags of the client: a CPU may take hours for what it asks, and chunks need not overtake one another."""
+ADAM = {
+    "learning_rate": 1e-4,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-12,
+    "weight_decay": 0.0,
+    "grad_clip_norm": 0.0,
+}
+MAX_LORA_RANK = 512
+MAX_SEQ = 2**31 - 1
+
+
+async def answer(service: Service, call: HttpCall) -> HttpAnswer:
+    """Answer a call. RequestRefused for what is wrong with it."""
+    path = unquote(call.path)
+    if path.startswith(PREFIX):
+        for (method, pattern), handler in ROUTES.items():
+            found = re.fullmatch(pattern, path[len(PREFIX) :]) if method == call.method else None
+            if found:
+                return await handler(Context(service, call, found.groupdict()))
+    raise RequestRefused(404, f"there is no {call.method[:10]} {call.path[:100]}")
+
+
+async def client_config(context: Context) -> HttpAnswer:
+    return HttpAnswer.of(CLIENT_CONFIG)
+
+
+async def dynamic_config(context: Context) -> HttpAnswer:
+    return HttpAnswer.of({"refresh_interval_sec": 300, "sample_cancel_enabled": False})
+
+
+async def healthz(context: Context) -> HttpAnswer:
+    return HttpAnswer.of({"status": "ok"})
+
+
+async def capabilities(context: Context) -> HttpAnswer:
+    facts = context.service.bases.lengths()
+    told = {"trainable": True, "sampleable": True}
+    return HttpAnswer.of(
+        {
+            "supported_models": [
+                {"model_name": name, "max_context_length": length, **told} for name, length in facts.items()
+            ]
+        }
+    )
+
+
+async def create_session(context: Context) -> HttpAnswer:
+    body = context.body
+    version = field(body, "sdk_version", str, "")
+    metadata = field(body, "user_metadata", dict, None)
+    session = context.service.new_session({"metadata": metadata, "sdk": version[:40]})
+    told: dict[str, Any] = {"type": "create_session", "session_id": session}
+    if not version.startswith(TESTED):
+        told["warning_message"] = f"covey serve was tested with tinker {TESTED}, this is {version[:40] or 'unknown'}"
+    elif context.service.bases.full:
+        told["warning_message"] = "covey serve trains all weights (--full): learning rates are a tenth of LoRA's"
+    return HttpAnswer.of(told)
+
+
+async def heartbeat(context: Context) -> HttpAnswer:
+    name = field(context.body, "session_id", str)
+    if name not in context.service.ledger.sessions:
+        raise RequestRefused(410, f"there is no session {name[:100]}")
+    context.service.ledger.sessions[name].seen = time.time()
+    return HttpAnswer.of({"type": "session_heartbeat"})
+
+
+async def telemetry(context: Context) -> HttpAnswer:
+    return HttpAnswer.of({"status": "accepted"})
+
+
+async def finish(context: Context) -> HttpAnswer:
+    if context.names["session"] in context.service.ledger.sessions:
+        context.service.drop_session(context.names["session"])
+    return HttpAnswer(204)
+
+
+async def create_model(context: Context) -> HttpAnswer:
+    service, body = context.service, context.body
+    session = session_of(service, body)
+    place = number(body, "model_seq_id", 0, 10**9)
+    lora = field(body, "lora_config", dict, None)
+    kind = field(body, "optimizer_config", dict, {}).get("type", "adamw")
+    if kind not in ("adamw", "adam"):
+        raise RequestRefused(422, f"optimizer must be adamw, got {str(kind)[:40]}")
+    base = base_of(service, field(body, "base_model", str))
+    shape, seed = ModelShape(base), place
+    if lora is not None and not service.bases.full:
+        flags = {name: field(lora, name, bool, True) for name in ("train_attn", "train_mlp", "train_unembed")}
+        shape = ModelShape(base, number(lora, "rank", 1, MAX_LORA_RANK, 32), **flags)
+        seed = number(lora, "seed", 0, 2**63 - 1, place)
+    name = f"{session}:train:{place}"
+    metadata = field(body, "user_metadata", dict, None)
+    return _make(service, model_header(name, session, shape, seed, metadata), {"op": "create_model"})
+
+
+def _make(service: Service, header: dict[str, Any], request: dict[str, Any]) -> HttpAnswer:
+    if header["id"] not in service.ledger.models:
+        service.commit(header)
+    model = service.ledger.models[header["id"]]
+    return _answer_promise(service.promise(model, {"seq": CREATED, "stateful": True, **request}))
+
+
+async def get_info(context: Context) -> HttpAnswer:
+    service = context.service
+    model = model_of(service, context.body)
+    data = {"arch": "covey", "model_name": model.shape.base, "tokenizer_id": service.bases.tokenizer(model.shape.base)}
+    is_lora = model.shape.rank > 0
+    told = {"type": "get_info", "model_id": model.id, "model_name": model.shape.base, "model_data": data}
+    return HttpAnswer.of({**told, "is_lora": is_lora, "lora_rank": model.shape.rank if is_lora else None})
+
+
+async def forward_backward(context: Context) -> HttpAnswer:
+    name, seq = read_place(context.call.body)
+    model = model_of(context.service, {"model_id": name})
+    number({"seq_id": seq}, "seq_id", 1, MAX_SEQ)
+    request = {"op": "forward_backward", "seq": seq, "stateful": True}
+    return _answer_promise(context.service.promise(model, request, context.call.body))
+
+
+def _answer_promise(promise: Promise) -> HttpAnswer:
+    return HttpAnswer.of({"request_id": promise.id, "model_id": promise.header["owner"]})
+
+
+def _in_order(context: Context, read: Callable[[HostedModel, dict[str, Any]], dict[str, Any]]) -> HttpAnswer:
+    """Promise a request of a model.
+
+    A refusal by `read` comes in its turn: later requests would wait for the number for ever.
+    """
+    body = context.body
+    model = model_of(context.service, body)
+    seq = number(body, "seq_id", 1, MAX_SEQ)
+    try:
+        request = read(model, body)
+    except RequestRefused as refused:
+        request = {"op": "refuse", "reason": str(refused)}
+    return _answer_promise(context.service.promise(model, {**request, "seq": seq}))
+
+
+async def optim_step(context: Context) -> HttpAnswer:
+    def read(model: HostedModel, body: dict[str, Any]) -> dict[str, Any]:
+        given = field(body, "adam_params", dict, None) or field(body, "optimizer_params", dict, {})
+        if given.get("type", "adamw") not in ("adam", "adamw"):
+            raise RequestRefused(422, f"optimizer must be adamw, got {str(given['type'])[:40]}")
+        adam = {name: float(field(given, name, (int, float), default)) for name, default in ADAM.items()}
+        if (
+            not all(math.isfinite(value) and value >= 0 for value in adam.values())
+            or max(adam["beta1"], adam["beta2"]) >= 1
+        ):
+            raise RequestRefused(422, "adam_params must be finite numbers >= 0, with betas below 1")
+        return {"op": "optim_step", "stateful": True, "adam": adam}
+
+    return _in_order(context, read)
+
+
+async def save_weights(context: Context) -> HttpAnswer:
+    op = context.call.path.rpartition("/")[2]
+    kind = {"save_weights": "weights", "save_weights_external": "external_weights"}.get(op, "sampler_weights")
+
+    def read(model: HostedModel, body: dict[str, Any]) -> dict[str, Any]:
+        request: dict[str, Any] = {"op": op, "kind_of_path": kind, "path": field(body, "path", str, None)}
+        if request["path"] is None and kind == "sampler_weights":
+            place = number(body, "sampling_session_seq_id", 0, MAX_SEQ)
+            request["sampler"] = f"{model.header['session']}:sample:{place}"
+        elif not NAME.fullmatch(request["path"] or ""):
+            raise RequestRefused(
+                422, f"path must be a name of letters, digits, . - and _, got {str(request['path'])[:80]}"
+            )
+        request["overwrite"] = field(body, "overwrite", bool, False)
+        request["ttl_seconds"] = number(body, "ttl_seconds", 1, 10**10, None)
+        request["user_metadata"] = field(body, "user_metadata", dict, None)
+        return request
+
+    return _in_order(context, read)
+
+
+async def load_weights(context: Context) -> HttpAnswer:
+    def read(model: HostedModel | None, body: dict[str, Any]) -> dict[str, Any]:
+        path, optimizer = field(body, "path", str), field(body, "optimizer", bool, False)
+        return {"op": "load_weights", "path": path, "optimizer": optimizer, "stateful": True}
+
+    service, body = context.service, context.body
+    if body.get("model_id") is not None:
+        return _in_order(context, read)
+    request = read(None, body)
+    session = session_of(service, body)
+    place = number(body, "model_seq_id", 0, 10**9)
+    shape = find_saved(service, request["path"]).shape
+    base_of(service, shape.base)
+    metadata = field(body, "user_metadata", dict, None)
+    return _make(service, model_header(f"{session}:train:{place}", session, shape, place, metadata), request)
+
+
+async def create_sampling_session(context: Context) -> HttpAnswer:
+    service, body = context.service, context.body
+    session = session_of(service, body)
+    name = f"{session}:sample:{number(body, 'sampling_session_seq_id', 0, 2**31)}"
+    path = field(body, "model_path", str, None)
+    if name not in service.ledger.samplers:
+        shape = (
+            ModelShape(base_of(service, field(body, "base_model", str)))
+            if path is None
+            else find_saved(service, path).shape
+        )
+        service.commit(sampler_header(name, session, shape, path=path))
+    return HttpAnswer.of({"type": "create_sampling_session", "sampling_session_id": name})
+
+
+def _sampler(service: Service, name: str) -> ServedSampler:
+    if name not in service.ledger.samplers:
+        raise RequestRefused(404, f"there is no sampler {name[:100]}: it was never made, or gave way to newer ones")
+    return service.ledger.samplers[name]
+
+
+async def get_sampler(context: Context) -> HttpAnswer:
+    sampler = _sampler(context.service, context.names["sampler"])
+    told = {"sampler_id": sampler.id, "base_model": sampler.shape.base, "model_path": sampler.header["path"]}
+    return HttpAnswer.of(told)
+
+
+async def asample(context: Context) -> HttpAnswer:
+    service, body = context.service, context.body
+    sampler = _sampler(service, field(body, "sampling_session_id", str))
+    seq = number(body, "seq_id", 0, 2**63 - 1)
+    count = number(body, "num_samples", 1, service.limits.samples, 1)
+    field(body, "sampling_params", dict, None)
+    # Which samples a request without a seed gets follows from what it asks, and how often that was asked before
+    read = [sampler.id.partition(":")[2], body.get("prompt"), body.get("sampling_params")]
+    digest = hashlib.sha256(json.dumps(read, sort_keys=True).encode()).digest()
+    key, seed = digest[:12].hex(), int.from_bytes(digest[12:20], "big") >> 1
+    place = {"key": key, "first": sampler.counts.get(key, 0), "seed": seed, "n": count}
+    promise = service.promise(sampler, {"op": "asample", "seq": seq, **place}, context.call.body)
+    ids = [f"{promise.id}:{index}" for index in range(count)]
+    return HttpAnswer.of({"request_id": promise.id, "sample_sequence_ids": ids})
+
+
+async def retrieve_future(context: Context) -> HttpAnswer:
+    return await context.service.retrieve(field(context.body, "request_id", str))
+
+
+RUN = "training_runs/(?P<model>[^/]+)"
+CHECKPOINT = RUN + "/checkpoints/(?P<checkpoint>[^/]+/[^/]+)"
+ROUTES: dict[tuple[str, str], Handler] = {
+    ("POST", "client/config"): client_config,
+    ("POST", "client/dynamic_config"): dynamic_config,
+    ("GET", "healthz"): healthz,
+    ("GET", "get_server_capabilities"): capabilities,
+    ("POST", "create_session"): create_session,
+    ("POST", "session_heartbeat"): heartbeat,
+    ("POST", "telemetry"): telemetry,
+    ("POST", "sessions/(?P<session>[^/]+)/finish"): finish,
+    ("GET", "sessions/(?P<session>[^/]+)"): rest.get_session,
+    ("POST", "create_model"): create_model,
+    ("POST", "get_info"): get_info,
+    ("POST", "forward_backward"): forward_backward,
+    ("POST", "optim_step"): optim_step,
+    ("POST", "save_weights(_external|_for_sampler)?"): save_weights,
+    ("POST", "load_weights"): load_weights,
+    ("POST", "create_sampling_session"): create_sampling_session,
+    ("GET", "samplers/(?P<sampler>[^/]+)"): get_sampler,
+    ("POST", "asample"): asample,
+    ("POST", "retrieve_future"): retrieve_future,
+    ("GET", "training_runs"): rest.training_runs,
+    ("GET", RUN): rest.training_run,
+    ("GET", RUN + "/checkpoints"): rest.checkpoints_of,
+    ("GET", "checkpoints"): rest.all_checkpoints,
+    ("DELETE", CHECKPOINT): rest.delete_checkpoint,
+    ("PUT", CHECKPOINT + "/ttl"): rest.set_ttl,
+    ("POST", CHECKPOINT + "/publish"): rest.publish,
+    ("DELETE", CHECKPOINT + "/publish"): rest.publish,
+    ("POST", "weights_info"): rest.weights_info,
+}
+"""(method, pattern below /api/v1/) -> handler; everything else is 404."""
