@@ -163,7 +163,10 @@ $(VLLM_STAMP): .ci/constraints.txt
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt torch
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt $(VLLM)
-	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	# A torchvision for CUDA beside a torch for CPUs: vLLM needs its Python alone, without what its C++ would register
+	$(VLLM_VENV)/bin/python -c 'import torchvision' 2> /dev/null || \
+		: > $$(echo $(VLLM_VENV)/lib/python3*/site-packages/torchvision/_meta_registrations.py)
 	$(VLLM_VENV)/bin/python -m pip freeze | grep -E '^(torch|transformers)==' > $(VLLM_VENV)/chosen.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VLLM_VENV)/chosen.txt $(VLLM_COVEY)
 	touch $@

@@ -294,7 +294,7 @@ def _notes(asked: Arguments, config: Config) -> list[str]:
             "import functions of a file alone)"
         )
     kept = [
-        *(["the model, with the weights it begins with,"] if asked.model_in_memory is not None else []),
+        *(["the model with the weights it begins with"] if asked.model_in_memory is not None else []),
         *(["the reference"] if asked.reference_in_memory is not None else []),
         *(["the environment"] if asked.environment is not None else []),
         *(["the rows"] if asked.rows is not None else []),

@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, wilson
+from covey.api.objects import HOME, OF_THIS_PROGRAM
 from covey.policy.models.naming import IN_MEMORY, saved_step
 from covey.policy.models.text_part import PROCESSOR_FILES
 from covey.policy.own import OwnConfig
 from covey.run.checkpoints.manifest import digest_of_file
+from covey.run.checkpoints.saved_settings import settings_to_measure
+from covey.run.folder import last_settings
 from covey.run.records.summary import HELD_OUT, paired_gain
+from covey.run.trust import find_risks, named_code
 from covey.system.hub import HUB_NAME
 from covey.system.text.format import number_of
 from covey_doctor.verdicts import of_each, pair
 from covey_report.logs.read import Row, RunFiles, read_run
+from covey_report.page.origins import command_of
 
 ADAPTERS = "adapter_config.json"
 LOADING = {
@@ -27,14 +33,20 @@ LOADING = {
     "pytorch": 'from safetensors.torch import load_file\n\nmodule.load_state_dict(load_file("model.safetensors"))',
 }
 """Lines that load a folder, by library."""
-AGAIN = (
-    "`covey evaluate model.name=FOLDER --config config.yaml` measures it again, on the held-out prompts of the run's "
-    "`config.yaml`. SHA-256 of the weights:"
-)
+AGAIN = "`covey evaluate model.name=FOLDER --config FOLDER/{0}{1}` measures it again, on the run's held-out prompts"
+OBJECTS = "Its model, rows or rewards were objects of a program, which alone can measure it again"
+LOCAL = ("/", ".", "~")
+"""Beginnings of the names of files of this machine."""
 MEASURES = {"accuracy": "accuracy", "reward_mean": "mean reward"}
 VERSIONS = ("covey", "torch", "transformers", "peft", "git_commit")
-OF_PROGRAMS = "covey.api.objects:"
+OF_PROGRAMS = f"{HOME}:"
 """Beginning of the names of what was an object of a program."""
+SETTINGS = "covey.yaml"
+"""The settings of a run that say how it is measured."""
+MEASURING = ("environment", "data", "rewards", "sampling", "evaluation", "seed", "model")
+"""Settings that say how a policy is measured."""
+WHOLE = {"lora_rank": 0, "load_in_4bit": False, "load_in_8bit": False}
+"""Settings of a model without adapters."""
 
 
 def card(run: Path, source: Path, folder: Path) -> str:
@@ -81,7 +93,7 @@ def _name_of(name: str) -> str:
     """Return a name without the paths of this machine."""
     if name.startswith(IN_MEMORY):
         return name.strip("<>").rpartition(": ")[2]
-    return Path(name).name if name.startswith(("/", ".", "~")) else name.removeprefix(OF_PROGRAMS)
+    return Path(name).name if name.startswith(LOCAL) else name.removeprefix(OF_PROGRAMS)
 
 
 def _training(files: RunFiles, step: int) -> str:
@@ -92,6 +104,8 @@ def _training(files: RunFiles, step: int) -> str:
     adapters = f"LoRA of rank {rank}" + (f" over weights of {bits} bits" if bits else "") if rank else "all weights"
     last = (files.summary or {}).get("steps") or (files.steps[-1]["step"] if files.steps else step)
     rows = {
+        "base model": _name_of(str(settings["model.name"])),
+        "recipe": command_of(files.versions).recipe,
         "trained": f"{adapters}, {settings['model.precision']}, learning rate {settings['optimizer.lr']:g}",
         "steps": f"{step} of {last}, seed {settings['seed']}",
         "each step": f"{settings['groups_per_step']} prompts x {settings['group_size']} completions of at most "
@@ -138,7 +152,7 @@ def _result(files: RunFiles, step: int) -> str:
 def _estimates(looks: Sequence[Row], name: str, level: float) -> list[Estimate]:
     """Return a measure of each evaluation, and of two their difference."""
     values = [[value for value in of_each(row, name) if not math.isnan(value)] for row in looks]
-    if not all(values):
+    if not all(values) or (name == "accuracy" and not any(any(of_each(row, "reward_mean")) for row in looks)):
         return []
     if name == "accuracy":
         alone = [wilson(sum(each), len(each), level) for each in values]
@@ -152,7 +166,42 @@ def _estimate(found: Estimate) -> str:
     return f"{found.value:.3f}{ends}"
 
 
+def write_settings(run: Path, folder: Path) -> None:
+    """Write the settings to measure by, without paths of this machine.
+
+    None where they name objects of a program.
+    """
+    wanted = OmegaConf.to_container(settings_to_measure(run, "FOLDER"))
+    assert isinstance(wanted, dict)
+    if not (folder / ADAPTERS).is_file():
+        wanted["model"] |= WHOLE
+    base = str(last_settings(run)["model.name"])
+    text = yaml.safe_dump(_plain({name: wanted[name] for name in MEASURING}), sort_keys=False)
+    if not any(mark in text + base for mark in (HOME, OF_THIS_PROGRAM, IN_MEMORY)):
+        (folder / SETTINGS).write_text(text, encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """Cut the paths of this machine to names."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(LOCAL) else value
+
+
 def _proof(folder: Path) -> str:
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])
     digests = "\n".join(f"{digest_of_file(file)}  {file.name}" for file in files)
-    return f"## Verify\n\n{AGAIN}\n\n```text\n{digests}\n```\n"
+    return f"## Verify\n\n{_again(folder)}. SHA-256 of the weights:\n\n```text\n{digests}\n```\n"
+
+
+def _again(folder: Path) -> str:
+    """Return the line that measures a policy again."""
+    if not (folder / SETTINGS).is_file():
+        return OBJECTS
+    own = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
+    code = dict.fromkeys(value for _, value in named_code(own))
+    trust = " trust_run=true" if code or any(find_risks(own)) else ""
+    read = f"; it runs {', '.join(code)}, which must lie where covey is started, as files of rows must" if code else ""
+    return AGAIN.format(SETTINGS, trust) + read

@@ -3,11 +3,14 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 from covey.cli.flags import split_flags
 from covey.policy.models.adapters import base_of
+from covey.policy.models.made import ORIGIN
 from covey.policy.models.naming import newest_policy
 from covey.policy.own import WEIGHTS, OwnConfig
 from covey.run.checkpoints.checkpoint import CARD, WRAPPED, problem
@@ -16,7 +19,7 @@ from covey.system.disk import atomic_folder, catch_write_errors
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import one_line
-from covey_report.export.card import ADAPTERS, card, model_type
+from covey_report.export.card import ADAPTERS, card, model_type, write_settings
 from covey_report.export.push import check_push, push_folder
 from covey_report.runs.folders import refuse_flags
 
@@ -36,6 +39,8 @@ def run_export(words: Sequence[str]) -> None:
     """Copy a run's policy with a card, or convert a GGUF file."""
     given, flags = read_words(words)
     folder = Path(flags["--to"])
+    if flags.keys() & {"--gguf", "--from-gguf"} and find_spec("gguf") is None:
+        raise ValueError("GGUF files need the package gguf: pip install 'covey[gguf]'")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ValueError(f"--to must be a new folder, {folder} is there already")
     if given is None:
@@ -49,6 +54,7 @@ def run_export(words: Sequence[str]) -> None:
         check_push(repository)
     with _new(folder) as aside:
         _fill(aside, source, flags, str(last_settings(run)["model.kind"]))
+        write_settings(run, aside)
         (aside / CARD).write_text(card(run, source, aside), encoding="utf-8")
     console = CleanConsole()
     console.print(f"{source} is in {folder}, and {CARD} says what it is: read it before you publish it")
@@ -115,10 +121,11 @@ def _base(source: Path) -> str:
 
 @contextmanager
 def _new(folder: Path) -> Iterator[Path]:
-    """Make a folder whole or not at all, without bars of transformers."""
-    from transformers.utils.logging import disable_progress_bar
+    """Make a folder whole or not at all, without words of transformers."""
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     disable_progress_bar()
+    set_verbosity_error()
     with catch_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as aside:
@@ -128,7 +135,7 @@ def _new(folder: Path) -> Iterator[Path]:
 def _convert(file: Path, folder: Path, dtype: str) -> None:
     from covey_report.export.from_gguf import read_gguf
 
-    with _new(folder) as aside:
+    with _new(folder) as aside, redirect_stderr(StringIO()):  # a bar that transformers always draws
         said = read_gguf(file, aside, dtype)
     CleanConsole().print(f"{file} is in {folder}, for model.name={folder}: {said}")
 
@@ -138,12 +145,21 @@ def _fill(aside: Path, source: Path, flags: Mapping[str, str], kind: str) -> Non
         merge(source, aside, kind)
     else:
         shutil.copytree(source, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))
+    _cut_origin(aside / "config.json")
     if dtype := flags.get("--dtype"):
         narrow(aside, dtype)
     if gguf_type := flags.get("--gguf"):
         from covey_report.export.to_gguf import write_gguf
 
         write_gguf(aside, gguf_type)
+
+
+def _cut_origin(config: Path) -> None:
+    """Name the file that a module was made of without its path."""
+    said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    if ORIGIN in said:
+        said |= {ORIGIN: Path(said[ORIGIN]).name} | ({"_name_or_path": ""} if "_name_or_path" in said else {})
+        config.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 def merge(source: Path, folder: Path, kind: str = "causal") -> None:

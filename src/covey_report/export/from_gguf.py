@@ -21,7 +21,7 @@ from transformers import (
 
 from covey.policy.models.text import TEXT
 from covey.system.text.format import one_line
-from covey_report.export.to_gguf import DIGITS, NEEDS, PRE_TOKENIZERS, ROPE_FACTORS, WORDS, rope_factors, splits_of
+from covey_report.export.to_gguf import DIGITS, PRE_TOKENIZERS, ROPE_FACTORS, WORDS, rope_factors, splits_of
 
 Fields = Mapping[str, Any]
 """A GGUF file's content besides its weights."""
@@ -32,14 +32,10 @@ def read_gguf(file: Path, folder: Path, dtype: str) -> str:
 
     ValueError for files that transformers does not read, and for weights that make no language model.
     """
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ValueError(NEEDS) from error
     if not file.is_file():
         raise ValueError(f"--from-gguf must name a file, got {file}")
     try:
-        reader = GGUFReader(file)
+        reader = _open(file)
         fields = {name: field.contents() for name, field in reader.fields.items() if name not in LONG}
         if fields.get("split.count", 1) > 1:
             raise ValueError("it is one of several parts: llama-gguf-split --merge joins them")
@@ -55,6 +51,19 @@ def read_gguf(file: Path, folder: Path, dtype: str) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return said + remark
+
+
+def _open(file: Path) -> Any:
+    """Return a reader of the file. ValueError where it ends early."""
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(file)
+    except (ValueError, IndexError) as error:
+        with file.open("rb") as held:
+            is_cut = MAGIC.startswith(held.read(len(MAGIC)))
+        size = file.stat().st_size
+        raise ValueError(f"it ends early, after {size:,} bytes: fetch it again" if is_cut else str(error)) from error
 
 
 def _plain_model(folder: str, dtype: str, fields: Fields, tensors: Mapping[str, ndarray]) -> PreTrainedModel:
@@ -146,7 +155,7 @@ def _look(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path
     return f"log-prob {found:.2f} for each token of a plain text (by chance {chance:.1f})"
 
 
-GGUF = "model.gguf"
+GGUF, MAGIC = "model.gguf", b"GGUF"
 LONG = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 """Fields that are read by transformers alone."""
 LLAMA3 = {

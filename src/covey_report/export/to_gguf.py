@@ -19,8 +19,6 @@ from covey.policy.models.loading import load_tokenizer
 from covey.policy.settings import ModelConfig
 from covey_report.export.card import model_type
 
-NEEDS = "GGUF files need the package gguf: pip install 'covey[gguf]'"
-
 
 class Source(NamedTuple):
     """A weight in a file of the folder."""
@@ -50,10 +48,8 @@ def write_gguf(folder: Path, kind: str) -> Path:
 
     ValueError for what a GGUF file of the architecture has no place for.
     """
-    try:
-        from gguf import GGUFWriter, LlamaFileType
-    except ImportError as error:
-        raise ValueError(NEEDS) from error
+    from gguf import GGUFWriter, LlamaFileType
+
     if (found := model_type(folder)) not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"--gguf writes models of type {known}, got {found}; llama.cpp converts more")

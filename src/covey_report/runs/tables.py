@@ -217,8 +217,8 @@ def files(folder: Path) -> Text:
 
 FILES = {
     "report.html": "the report, for a browser",
-    "checkpoints": "policies (from_pretrained loads them)",
-    "policy": "the trained policy (from_pretrained loads it)",
+    "checkpoints": "policies (covey export hands one on)",
+    "policy": "the trained policy",
     "cold_start.json": "the cold-start policy and its accuracy",
     "tensorboard": "tensorboard --logdir shows it",
     "wandb": "wandb sync uploads it",

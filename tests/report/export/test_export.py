@@ -104,6 +104,8 @@ def test_the_card_says_what_was_trained_and_how_to_verify_it(runs: dict[str, Pat
     assert "all weights" in text
     digest = hashlib.sha256((tmp_path / "whole" / "model.safetensors").read_bytes()).hexdigest()
     assert f"{digest}  model.safetensors" in text
+    assert "Its model, rows or rewards were objects of a program, which alone can measure it again." in text
+    assert "covey evaluate" not in text
 
 
 @pytest.mark.parametrize(

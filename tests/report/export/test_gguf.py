@@ -1,7 +1,6 @@
 """GGUF files: written, they compute what the folder computes; read, they make the folder again."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from covey.cli.main import main
 from covey.policy.models.loading import load_policy
 from covey.policy.models.text import TEXT
+from covey_report.export import command
 from covey_report.export.from_gguf import read_gguf
 from covey_report.export.to_gguf import QWEN2, write_gguf
 
@@ -269,8 +269,30 @@ def test_a_model_that_a_gguf_file_has_no_place_for_is_refused_by_name(
     assert not list(folder.glob("*.gguf"))
 
 
-def test_the_missing_package_for_gguf_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    for call in (lambda: write_gguf(tmp_path, "f32"), lambda: read_gguf(tmp_path / "x.gguf", tmp_path, "float32")):
-        with pytest.raises(ValueError, match=r"pip install 'covey\[gguf\]'"):
-            call()
+def test_the_missing_package_for_gguf_files_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    for words in (["no such run", "--gguf"], ["--from-gguf", "no such file"]):
+        assert main(["export", *words, "--to", str(tmp_path / "new")]) != 0
+        assert "pip install 'covey[gguf]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
+def test_a_file_that_ends_early_is_said_to(share: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = write_gguf(save(tmp_path / "base", "qwen2", qwen()), "f16").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: int(share * len(whole))])
+    assert main(["export", "--from-gguf", str(tmp_path / "cut.gguf"), "--to", str(tmp_path / "new")]) != 0
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"(it ends early, after {int(share * len(whole)):,} bytes: fetch it again)" in said
+
+
+def test_nothing_of_transformers_is_printed_while_a_file_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_gguf(learned(save(tmp_path / "base", "qwen2", qwen())), "f16")
+    capfd.readouterr()
+    words = ["export", "--from-gguf", str(file), "--to", str(tmp_path / "new"), "--dtype", "bfloat16"]
+    assert main(words) == 0
+    assert capfd.readouterr().err == ""

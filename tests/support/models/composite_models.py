@@ -34,10 +34,12 @@ HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 PROCESSOR = '{"image_processor_type": "SiglipImageProcessor", "size": {"height": 28, "width": 28}}'
 
 
-def composite_model(name: str, text: Mapping[str, Any] | None = None) -> PreTrainedModel:
+def composite_model(
+    name: str, text: Mapping[str, Any] | None = None, tower: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
     """A random model, with weights large enough to say something."""
-    more: dict[str, Any] = {"vision_config": TOWERS[name]}
-    if name.startswith("qwen3_5"):
+    more: dict[str, Any] = {"vision_config": {**TOWERS[name], **(tower or {})}}
+    if text or name.startswith("qwen3_5"):
         more["text_config"] = text or HYBRID
     if name == "gemma3":
         more["mm_tokens_per_image"] = 4
@@ -50,9 +52,11 @@ def composite_model(name: str, text: Mapping[str, Any] | None = None) -> PreTrai
     return model
 
 
-def composite_folder(name: str, folder: Path, text: Mapping[str, Any] | None = None) -> Path:
+def composite_folder(
+    name: str, folder: Path, text: Mapping[str, Any] | None = None, tower: Mapping[str, Any] | None = None
+) -> Path:
     """A folder as a hub has it, with a tokenizer and the file of a processor."""
-    composite_model(name, text).save_pretrained(folder)
+    composite_model(name, text, tower).save_pretrained(folder)
     nano_tokenizer().save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(PROCESSOR, encoding="utf-8")
     return folder

@@ -14,12 +14,13 @@ from covey.engine.base import Engine, WeightSet
 from covey.engine.native.runner import cache_shape
 from covey.engine.settings import EngineConfig, cache_budget
 from covey.engine.vllm.engine import Served, VLLMEngine
-from covey.engine.vllm.files import read_shapes, save_adapter, save_policy
+from covey.engine.vllm.files import as_saved, save_adapter, save_policy
 from covey.engine.vllm.in_process import Launch, open_in_process
 from covey.engine.vllm.restarting import RestartingEngine
 from covey.engine.vllm.server import find_model, name_of_server, open_server
 from covey.engine.vllm.wire import Wire
-from covey.engine.weights import make_probe, make_weight_set, trained_tensors
+from covey.engine.weights import make_probe, make_weight_set, shapes_of, trained_tensors
+from covey.policy.models.text_part import is_composite
 from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.sharding import gather_weights
 
@@ -88,6 +89,7 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
         eager=not on_gpu,
         memory_share=_free_share(policy.device) if on_gpu and share is None else share,
         sleeps=sleep_level > 0,
+        is_composite=is_composite(policy.causal_lm),
     )
     engine = _engine(partial(open_in_process, launch), served, policy, settings, folder, version)
     try:
@@ -126,8 +128,10 @@ def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version
 def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: int) -> Served:
     """Describe the policy for the engine; save a trained adapter below `folder`."""
     adapter = folder / "adapter" if is_adapted(policy.model) else None
-    if adapter is not None:
-        with gather_weights(policy):
+    with gather_weights(policy):
+        shapes = shapes_of(trained_tensors(policy))
+        saved = dict if adapter is not None else as_saved(policy)
+        if adapter is not None:
             save_adapter(policy, adapter)
     return Served(
         max_length=max_length,
@@ -136,7 +140,8 @@ def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: i
         max_rows=settings.max_rows,
         deadline=settings.deadline,
         adapter=adapter,
-        adapter_shapes=None if adapter is None else read_shapes(adapter),
+        shapes=shapes,
+        as_saved=saved,
     )
 
 

@@ -27,10 +27,10 @@ from covey.engine.base import (
     check_call,
     check_length,
 )
-from covey.engine.vllm.files import push_folder, pushed_shapes, write_push
+from covey.engine.vllm.files import Tensors, push_folder, write_push
 from covey.engine.vllm.loop_thread import LoopThread
 from covey.engine.vllm.wire import Sample, Wire, one_line, sampling_params
-from covey.engine.weights import Shapes, await_probe, defect, difference, disproof, refuse
+from covey.engine.weights import Shapes, await_probe, defect, difference, disproof, refuse, shapes_of
 from covey.types import Completion, Sampling, Span
 
 T = TypeVar("T")
@@ -52,7 +52,10 @@ class Served:
     max_rows: int
     adapter: Path | None = None
     """The folder of the LoRA adapter, where only that is trained and pushed."""
-    adapter_shapes: Shapes | None = None
+    shapes: Shapes | None = None
+    """Names and shapes of the trained weights; a push must hold them all."""
+    as_saved: Callable[[Tensors], Tensors] = dict
+    """Turns trained weights into those of the folder that vLLM started from."""
     name: str = "vLLM"
     """Name in errors."""
     deadline: float = 120.0
@@ -202,11 +205,12 @@ class VLLMEngine:
 
     async def _push(self, weights: WeightSet, how: UpdateMode) -> None:
         served = self._served
-        if served.adapter_shapes is not None:
-            refuse(weights.version, difference(pushed_shapes(weights), served.adapter_shapes))
-        with push_folder(weights) as folder:
-            await asyncio.to_thread(write_push, weights, folder, served.dtype, served.adapter)
-            if served.adapter_shapes is None:
+        if served.shapes is not None:
+            refuse(weights.version, difference(shapes_of(weights.tensors), served.shapes))
+        tensors = weights.tensors if served.adapter is not None else served.as_saved(weights.tensors)
+        with push_folder(tensors) as folder:
+            await asyncio.to_thread(write_push, tensors, folder, served.dtype, served.adapter)
+            if served.adapter is None:
                 check = self._wire.call("covey_refusal", str(folder))
                 for reason in await self._within(check, "check weights"):
                     refuse(weights.version, reason)

@@ -3,18 +3,22 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from covey.engine.base import WeightSet
-from covey.engine.weights import Shapes
+from covey.engine.weights import Shapes, trained_tensors
 from covey.policy.policy import Policy
 from covey.system.disk import catch_write_errors
+
+Tensors = Mapping[str, Tensor]
 
 MEMORY = Path("/dev/shm")
 """A disk in memory, where the machine has one."""
@@ -37,22 +41,30 @@ def read_shapes(path: Path) -> Shapes:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Save the model without adapters, and its tokenizer.
-
-    ValueError where transformers save parameters under other names than the model's: such weights could not be pushed.
-    """
-    model = policy.causal_lm
+    """Save the model without adapters, and its tokenizer."""
     weights = {_plain(name): tensor for name, tensor in policy.model.state_dict().items() if ".lora_" not in name}
     with catch_write_errors(folder):
-        model.save_pretrained(folder, state_dict=weights)
+        policy.causal_lm.save_pretrained(folder, state_dict=weights)
         policy.save_tokenizer(folder)
-    # Its parameters must go by the names in the files: pushes name them so
-    named = {_plain(name) for name, _ in policy.model.named_parameters() if ".lora_" not in name}
-    if other := sorted(named ^ read_shapes(folder).keys()):
-        raise ValueError(
-            f"engine=vllm needs a model whose parameters are saved under their own names, {type(model).__name__} has "
-            f"{len(other)} others ({', '.join(other[:3])}); use engine=native"
-        )
+
+
+def as_saved(policy: Policy) -> Callable[[Tensors], Tensors]:
+    """Return a function from trained weights to those of a saved folder.
+
+    Transformers save some classes under other names than their parameters', and some parameters in parts. Weights that
+    are not trained are added: vLLM loads a whole model.
+    """
+    model, trained = policy.causal_lm, {id(tensor): name for name, tensor in trained_tensors(policy).items()}
+    every = model.state_dict(keep_vars=True)
+    places = {name: trained.get(id(tensor)) for name, tensor in every.items()}
+    kept = {name: every[name].detach() for name, place in places.items() if place is None}
+    frozen = {name: tensor.clone() if policy.sharded else tensor for name, tensor in kept.items()}
+
+    def convert(tensors: Tensors) -> Tensors:
+        named = {name: frozen[name] if place is None else tensors[place] for name, place in places.items()}
+        return dict(revert_weight_conversion(model, remove_tied_weights_from_state_dict(named, model)))
+
+    return convert
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:
@@ -66,9 +78,9 @@ def _plain(name: str) -> str:
 
 
 @contextmanager
-def push_folder(weights: WeightSet) -> Iterator[Path]:
+def push_folder(tensors: Tensors) -> Iterator[Path]:
     """Yield a temporary folder, in memory where the weights fit."""
-    num_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     folder = Path(tempfile.mkdtemp(prefix="covey-push-", dir=_roomy(num_bytes)))
     try:
         yield folder
@@ -76,21 +88,20 @@ def push_folder(weights: WeightSet) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_push(weights: WeightSet, folder: Path, dtype: torch.dtype, adapter: Path | None = None) -> None:
+def write_push(tensors: Tensors, folder: Path, dtype: torch.dtype, adapter: Path | None = None) -> None:
     """Write pushed weights in the engine's type, or as an adapter.
 
     Raises WriteError where there is no room.
     """
-    tensors = {_pushed_name(name): tensor.to(dtype).contiguous() for name, tensor in weights.tensors.items()}
+    cast = {_pushed_name(name): _cast(tensor, dtype).contiguous() for name, tensor in tensors.items()}
     with catch_write_errors(folder):
-        save_file(tensors, folder / (WEIGHTS if adapter is None else ADAPTER))
+        save_file(cast, folder / (WEIGHTS if adapter is None else ADAPTER))
         if adapter is not None:
             shutil.copyfile(adapter / ADAPTER_CONFIG, folder / ADAPTER_CONFIG)
 
 
-def pushed_shapes(weights: WeightSet) -> Shapes:
-    """Return the names of pushed weights in a file, with shapes."""
-    return {_pushed_name(name): tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _pushed_name(name: str) -> str:

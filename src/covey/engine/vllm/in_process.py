@@ -39,6 +39,8 @@ class Launch:
     """Maximum share of the device's memory; None leaves vLLM's own."""
     sleeps: bool = False
     """Its memory can be given back, where the device is one that vLLM can do it on."""
+    is_composite: bool = False
+    """The folder's model reads pictures or sound too: vLLM leaves that part out."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the keywords of vLLM's AsyncEngineArgs."""
@@ -60,6 +62,8 @@ class Launch:
             found["kv_cache_memory_bytes"] = self.cache_bytes
         if self.memory_share is not None:
             found["gpu_memory_utilization"] = self.memory_share
+        if self.is_composite:
+            found["language_model_only"] = True
         if self.sleeps:
             found["enable_sleep_mode"] = True
         # vLLM takes certain ranks; the next larger one serves

@@ -39,6 +39,8 @@ def make_model(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     assert settings.code is not None, "a function makes the model"
     origin = _origin(Path(settings.name))
     name = os.path.expanduser(settings.name if origin is None else origin)
+    if origin is not None and os.path.isabs(name) and not os.path.exists(name):
+        raise ValueError(f"model.name={settings.name} needs {name} too, the file that its run made the module of")
     name = os.path.abspath(name) if os.path.exists(name) else name  # a saved policy is read from anywhere
     function = resolve(settings.code, {})
     try:

@@ -192,6 +192,8 @@ class RunRecorder:
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
+        if row["truncated_fraction"] == 1 and not (self.run.policy.stop_ids or self._config.sampling.stop):
+            row["truncated_fraction"] = None  # nothing could end a completion
         if self.run.policy.mask_id is not None:
             row |= fill_metrics(groups, credit, row)
         self._samplers.add(row)

@@ -78,6 +78,23 @@ def early(completions: list[str], **_: Any) -> list[float]:
 
 
 ROWS = [{"prompt": f"say {number}"} for number in range(8)]
+
+
+def test_a_missing_file_that_a_policy_was_made_of_is_named(tmp_path: Path) -> None:
+    (tmp_path / "book.pth").write_bytes(b"")
+    how: dict[str, Any] = {"model__code": load_bigrams, "num_steps": 1, "group_size": 2, "groups_per_step": 2}
+    how |= {"max_tokens": 4, "environment": {"in_process": True}, "preflight": {"enabled": False}, "progress": False}
+    covey.train(str(tmp_path / "book.pth"), early, ROWS, folder=tmp_path / "run", **how)
+    (tmp_path / "book.pth").unlink()
+    saved = max((tmp_path / "run").glob("checkpoints/step-*/policy"))
+    with pytest.raises(ValueError, match=r"policy needs .*book\.pth too, the file that its run made the module of"):
+        load_policy(ModelConfig(name=str(saved), code=f"{__name__}:load_bigrams"))
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out")]) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["made_from"] == "book.pth"
+    assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
+
+
 SMALL: dict[str, Any] = {"groups_per_step": 2, "group_size": 4, "max_tokens": 4, "lr": 1e-2, "progress": False}
 SMALL |= {"num_steps": 1, "num_samples": 2, "k": [1], "evaluation": {"num_prompts": 2}, "engine__max_rows": 8}
 SMALL |= {"environment": {"in_process": True}}
