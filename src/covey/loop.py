@@ -24,6 +24,7 @@ from covey.run.checkpoints.resume import (
     check_before_ranks,
     check_same_prompts,
     check_unfinished,
+    cut_rows,
     locked_run_folder,
     log_setting_changes,
 )
@@ -140,6 +141,9 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
             run.source.follow(0, run.config.num_steps)
         else:
             check_unfinished(run.config, output_dir, checkpoint)
+        stages.open_journal(run, record, prompts, checkpoint)
+        if checkpoint is None and config.resume is not None:
+            collectives.run_on_rank0(lambda: cut_rows(output_dir, None))
         first = stages.resume(run, record, checkpoint) if checkpoint is not None else 0
         # Evaluate before the first step, once there is a sampler, and where a signal came during one that was due.
         stages.await_samplers(run, record)
@@ -180,6 +184,8 @@ def train_steps(run: Run, record: RunRecorder, first: int, stopper: Stopper) -> 
             evaluate_and_log(run, record, step=finished["step"])
         finished = snapshot(run, record, step=finished["step"])
         save(run, record, finished, stopper, needed=True)
+        if record.journal is not None:
+            record.journal.forget_before(finished["step"] + 1)
         stopper.hold()  # a signal from here on comes too late to change anything
     except (StopRequested, ClusterLost) as ended:
         stopper.hold()  # a signal must not interrupt the save that follows

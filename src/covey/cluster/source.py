@@ -29,6 +29,7 @@ from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
+from covey.rollouts.journal import Journal
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import row_of, shared_out
@@ -81,6 +82,7 @@ class RaySource:
         self._digest = ""
         """Digest of the weights that the samplers were given last."""
         self._ages, self._spans = list[int](), list[int]()
+        self._journal: Journal | None = None
 
     def start(
         self,
@@ -210,6 +212,10 @@ class RaySource:
     def report_to(self, file: Path) -> None:
         """Keep a file up to date with `status`, for `covey status`."""
         self._status.path = file
+
+    def keep_in(self, journal: Journal) -> None:
+        """Keep finished groups of the samplers."""
+        self._journal = journal
 
     def state_dict(self) -> dict[str, Any]:
         """Return the prompts' order and buffer: a resume trains every admitted group."""

@@ -107,6 +107,8 @@ class OutputConfig(Section):
     """Number of latest checkpoints to keep."""
     keep_best: bool = True
     """Keep also the checkpoint of the best evaluation."""
+    journal: bool = True
+    """Write answers and verdicts to journal/ as they come: a resumed run does not sample them again."""
     rollouts_per_step: int = setting(8, ge=0)
     """Rollouts written to rollouts.jsonl each step."""
     answers_per_evaluation: int = setting(256, ge=0)

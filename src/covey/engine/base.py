@@ -1,7 +1,7 @@
 """The engine seam: the protocols by which tokens are sampled."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -60,6 +60,17 @@ class Engine(Protocol):
 
     def take_stats(self) -> EngineStats:
         """Return the counters since the last call."""
+        ...
+
+
+@runtime_checkable
+class TellingEngine(Engine, Protocol):
+    """An engine that hands over each completion of a call when it is finished."""
+
+    async def generate_telling(
+        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, tell: Callable[[int, Completion], None]
+    ) -> list[Completion]:
+        """Return n completions as `generate` does, each told before by its index."""
         ...
 
 

@@ -57,9 +57,26 @@ class Opening:
 
 
 async def play_group(
-    sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode | Failure], sampling: Sampling
-) -> list[Attempt | Failure]:
-    """Play an episode per sample; one that the system broke is a Failure."""
+    sampler: Sampler,
+    prompt: Prompt,
+    episodes: Sequence[Episode | Failure],
+    sampling: Sampling,
+    take: Callable[[int, Attempt | Failure], None],
+) -> None:
+    """Play an episode per sample, and hand each attempt over when it is finished.
+
+    One that the system broke is a Failure.
+    """
+    are_together = sampler.environment.judges_groups(prompt)
+
+    async def play(
+        index: int, opening: Opening, episode: Episode | Failure, session: Session | None
+    ) -> Attempt | Failure:
+        attempt = await _play(sampler, opening, episode, session, sampling, index)
+        if not are_together:
+            take(index, attempt)
+        return attempt
+
     tools = call_env(prompt, "tool_schemas", lambda: sampler.environment.tool_schemas(prompt))
     sessions: list[Session | None] = []
     tasks: list[asyncio.Future[Any]] = []
@@ -69,12 +86,13 @@ async def play_group(
         openings = await asyncio.gather(*tasks)
         sessions += _open(sampler, sampler.limits_for(prompt), openings, sampling)
         each = enumerate(zip(openings, episodes, sessions, strict=True), sampling.first_sample)
-        playing = [asyncio.ensure_future(_play(sampler, *one, sampling, index)) for index, one in each]
+        playing = [asyncio.ensure_future(play(index, *one)) for index, one in each]
         tasks += playing
         attempts = list(await asyncio.gather(*playing))
-        if sampler.environment.judges_groups(prompt):
+        if are_together:
             await judge_together(sampler.environment, sampler.waits, prompt, episodes, attempts)
-        return attempts
+            for index, attempt in enumerate(attempts, sampling.first_sample):
+                take(index, attempt)
     finally:
         for task in tasks:
             task.cancel()

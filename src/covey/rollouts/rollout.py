@@ -1,16 +1,20 @@
 """Turn a prompt into a Group: tokenize, sample, score."""
 
+import asyncio
 import logging
 import math
 import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from covey.engine.base import Engine, TellingEngine
 from covey.rollouts.attempt import Attempt, Segment, build_rollout, rollout_of, to_segment
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.episodes import play_group
+from covey.rollouts.journal import NOTHING_KEPT, KeptGroup
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.turns import decode_tokens, to_judge, turn_seed
 from covey.rollouts.verdicts import judge_texts, new_episode
@@ -34,6 +38,15 @@ class Drawn:
         return Drawn(self.completions + other.completions, attempts, self.prompt_ids or other.prompt_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A group to sample."""
+
+    prompt: Prompt
+    sampling: Sampling
+    kept: KeptGroup = NOTHING_KEPT
+
+
 async def no_wait() -> None:
     """Do not wait."""
 
@@ -44,13 +57,15 @@ async def roll_out(
     num_samples: int,
     sampling: Sampling,
     ready: Callable[[], Awaitable[None]] = no_wait,
+    kept: KeptGroup = NOTHING_KEPT,
 ) -> Group:
     """Sample `num_samples` completions of the prompt and score them.
 
     An unscorable completion becomes a Failure of the group, no rollout and no reward of 0. Sampling waits for `ready`,
-    encoding does not.
+    encoding does not. What is `kept` is neither sampled nor scored.
     """
-    return await judge(sampler, prompt, await draw(sampler, prompt, num_samples, sampling, ready))
+    drawn = await draw(sampler, prompt, num_samples, sampling, ready, kept)
+    return await judge(sampler, prompt, drawn, kept)
 
 
 async def draw(
@@ -59,72 +74,154 @@ async def draw(
     num_samples: int,
     sampling: Sampling,
     ready: Callable[[], Awaitable[None]] = no_wait,
+    kept: KeptGroup = NOTHING_KEPT,
 ) -> Drawn:
     """Sample a group, or the part of it that begins with `sampling.first_sample`."""
+    numbers = range(sampling.first_sample, sampling.first_sample + num_samples)
     if sampler.mask_id is None:
-        numbers = range(sampling.first_sample, sampling.first_sample + num_samples)
-        episodes = [new_episode(sampler.environment, prompt, turn_seed(sampling.seed, n, 0)) for n in numbers]
-        if any(episode is not None for episode in episodes):
-            await ready()
-            lacking = Failure(f"{prompt.environment}.episode returned None, and not so for others of the group")
-            try:
-                attempts = await play_group(
-                    sampler, prompt, [lacking if episode is None else episode for episode in episodes], sampling
-                )
-            except ValueError as error:
-                raise ValueError(f"prompt {prompt.id}: {error}") from error
-            return Drawn(attempts=tuple(attempts))
+        attempts = await _attempts(sampler, prompt, numbers, sampling, ready, kept)
+        if attempts:
+            return Drawn(attempts=attempts)
     prompt_ids = tuple(encode_prompt(sampler.tokenizer, prompt))
     await ready()
+    found = dict(kept.completions)
+    missing = runs_of([number for number in numbers if number not in found])
     try:
-        with sampler.waits.sampling():
-            completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
-            return Drawn(tuple(completions), prompt_ids=prompt_ids)
+        with sampler.waits.sampling() if missing else nullcontext():
+            of_runs = (_sample(sampler.engine, prompt_ids, part, sampling, kept) for part in missing)
+            for part, completions in zip(missing, await asyncio.gather(*of_runs), strict=True):
+                found |= zip(part, completions, strict=True)
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id}: {error}") from error
+    return Drawn(tuple(found[number] for number in numbers), prompt_ids=prompt_ids)
 
 
-async def judge(sampler: Sampler, prompt: Prompt, drawn: Drawn) -> Group:
-    """Score all samples of a prompt, and build rollouts."""
+async def _sample(
+    engine: Engine, prompt_ids: Sequence[int], part: range, sampling: Sampling, kept: KeptGroup
+) -> Sequence[Completion]:
+    """Sample some completions of a prompt, and tell of each as soon as the engine does."""
+
+    def tell(index: int, completion: Completion) -> None:
+        kept.add("completion", part[index], completion)
+
+    own = replace(sampling, first_sample=part.start)
+    if kept.tell is not None and isinstance(engine, TellingEngine):
+        return await engine.generate_telling(prompt_ids, len(part), own, tell)
+    completions = await engine.generate(prompt_ids, len(part), own)
+    for index, completion in enumerate(completions):
+        tell(index, completion)
+    return completions
+
+
+async def _attempts(
+    sampler: Sampler,
+    prompt: Prompt,
+    numbers: range,
+    sampling: Sampling,
+    ready: Callable[[], Awaitable[None]],
+    kept: KeptGroup,
+) -> tuple[Attempt | Failure, ...]:
+    """Play the episodes of a prompt, none where it has one answer."""
+    found = dict(kept.attempts)
+    if found and not all(number in found for number in numbers) and sampler.environment.judges_groups(prompt):
+        found = {}  # they are judged while all of them are open
+    missing = [number for number in numbers if number not in found]
+    seeds = {number: turn_seed(sampling.seed, number, 0) for number in missing}
+    episodes = {number: new_episode(sampler.environment, prompt, seed) for number, seed in seeds.items()}
+    if not found and all(episode is None for episode in episodes.values()):
+        return ()
+    lacking = Failure(f"{prompt.environment}.episode returned None, and not so for others of the group")
+
+    def take(number: int, attempt: Attempt | Failure) -> None:
+        found[number] = attempt
+        kept.add("attempt", number, attempt)
+
+    async def play(part: range) -> None:
+        own = [lacking if (episode := episodes[number]) is None else episode for number in part]
+        await play_group(sampler, prompt, own, replace(sampling, first_sample=part.start), take)
+
+    if missing:
+        await ready()
+    try:
+        await asyncio.gather(*map(play, runs_of(missing)))
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id}: {error}") from error
+    return tuple(found[number] for number in numbers)
+
+
+def runs_of(numbers: Sequence[int]) -> list[range]:
+    """Return ascending numbers as ranges.
+
+    >>> runs_of([0, 1, 4])
+    [range(0, 2), range(4, 5)]
+    """
+    found: list[range] = []
+    for number in numbers:
+        if found and found[-1].stop == number:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
+
+
+async def judge(sampler: Sampler, prompt: Prompt, drawn: Drawn, kept: KeptGroup = NOTHING_KEPT) -> Group:
+    """Score all samples of a prompt unless their verdicts are kept, and build rollouts."""
     if drawn.attempts:
-        return await _judge_episodes(sampler, prompt, drawn.attempts)
-    return await _judge_answers(sampler, prompt, drawn.prompt_ids, drawn.completions)
+        made = await _judge_episodes(sampler, prompt, drawn.attempts, kept)
+    else:
+        made = await _judge_answers(sampler, prompt, drawn.prompt_ids, drawn.completions, kept)
+    kept.add("end")
+    return _group(prompt, made)
+
+
+async def _verdicts(
+    sampler: Sampler, prompt: Prompt, texts: Sequence[str], ids: Sequence[Sequence[int]], kept: KeptGroup
+) -> Sequence[Reward | Failure]:
+    if len(kept.verdicts) == len(texts):
+        return kept.verdicts
+    found = await judge_texts(sampler.environment, sampler.waits, prompt, texts, ids)
+    kept.add("verdicts", value=found)
+    return found
 
 
 def roll_out_together(
-    sampler: Sampler, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int, own: range, run: Callable[..., Any]
+    sampler: Sampler, jobs: Sequence[Job], group_size: int, own: range, run: Callable[..., Any]
 ) -> list[Group]:
     """Roll out the groups of all ranks, samples shared out. Collective.
 
     A group's owner (`own`) has the whole of it scored; a group whose episodes are judged together stays whole. `run`
     runs a list of coroutines.
     """
-    whole = [sampler.environment.judges_groups(prompt) for prompt, _ in jobs]
-    shared = [index for index, (prompt, _) in enumerate(jobs) if not whole[index]]
+    whole = [sampler.environment.judges_groups(job.prompt) for job in jobs]
+    shared = [index for index in range(len(jobs)) if not whole[index]]
     pieces = pieces_of(len(shared), group_size, collectives.rank(), collectives.world_size())
 
     def drawn() -> bytes:
-        found = run(
-            draw(sampler, jobs[shared[place]][0], count, replace(jobs[shared[place]][1], first_sample=first))
-            for place, first, count in pieces
-        )
+        found = run(_draw_part(sampler, jobs[shared[place]], first, count) for place, first, count in pieces)
         try:
             return pickle.dumps([(shared[place], part) for (place, _, _), part in zip(pieces, found, strict=True)])
         except Exception as error:  # what an environment puts into an episode may be anything
+            name = jobs[0].prompt.environment
             raise ValueError(
                 f"groups_per_step < {collectives.world_size()} processes shares the samples of a group out, and those "
-                f"of environment {jobs[0][0].environment} cannot travel ({error}): take more groups or fewer processes"
+                f"of environment {name} cannot travel ({error}): take more groups or fewer processes"
             ) from error
 
     of_ranks = collectives.all_gather(collectives.run_or_fail_together(drawn, "the end of sampling"))
     parts = [part for of_rank in of_ranks for part in pickle.loads(of_rank)]
     together = {index: sum((part for place, part in parts if place == index), Drawn()) for index in own}
     judging = [
-        roll_out(sampler, prompt, group_size, sampling) if whole[index] else judge(sampler, prompt, together[index])
-        for index, (prompt, sampling) in enumerate(jobs)
+        roll_out(sampler, job.prompt, group_size, job.sampling, kept=job.kept)
+        if whole[index]
+        else judge(sampler, job.prompt, together[index], job.kept)
+        for index, job in enumerate(jobs)
         if index in own
     ]
     return collectives.run_or_fail_together(lambda: run(judging), "the end of scoring")
+
+
+async def _draw_part(sampler: Sampler, job: Job, first: int, count: int) -> Drawn:
+    return await draw(sampler, job.prompt, count, replace(job.sampling, first_sample=first), kept=job.kept)
 
 
 def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> list[tuple[int, int, int]]:
@@ -142,12 +239,12 @@ def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> li
 
 
 async def _judge_answers(
-    sampler: Sampler, prompt: Prompt, prompt_ids: Sequence[int], completions: Sequence[Completion]
-) -> Group:
+    sampler: Sampler, prompt: Prompt, prompt_ids: Sequence[int], completions: Sequence[Completion], kept: KeptGroup
+) -> list[Rollout | Failure]:
     texts = [to_judge(sampler.tokenizer, completion) for completion in completions]
     ids = [completion.token_ids for completion in completions]
-    verdicts = await judge_texts(sampler.environment, sampler.waits, prompt, texts, ids)
-    made = [
+    verdicts = await _verdicts(sampler, prompt, texts, ids, kept)
+    return [
         replace(verdict, num_tokens=len(completion.token_ids))
         if isinstance(verdict, Failure)
         else _unless_not_finite(
@@ -155,20 +252,20 @@ async def _judge_answers(
         )
         for completion, text, verdict in zip(completions, texts, verdicts, strict=True)
     ]
-    return _group(prompt, made)
 
 
-async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[Attempt | Failure]) -> Group:
+async def _judge_episodes(
+    sampler: Sampler, prompt: Prompt, attempts: Sequence[Attempt | Failure], kept: KeptGroup
+) -> list[Rollout | Failure]:
     """Score the unjudged episodes of a prompt, or return Failures."""
     left = [a for a in attempts if isinstance(a, Attempt) and a.verdict is None]
     if left:
         last = [a.completions[-1].token_ids if a.turns else () for a in left]
         texts = [to_judge(sampler.tokenizer, a.completions[-1]) if a.turns else "" for a in left]
-        found = await judge_texts(sampler.environment, sampler.waits, prompt, texts, last)
+        found = await _verdicts(sampler, prompt, texts, last, kept)
         for attempt, verdict in zip(left, found, strict=True):
             attempt.verdict = verdict
-    made = [attempt if isinstance(attempt, Failure) else _finish(sampler, attempt) for attempt in attempts]
-    return _group(prompt, made)
+    return [attempt if isinstance(attempt, Failure) else _finish(sampler, attempt) for attempt in attempts]
 
 
 def _finish(sampler: Sampler, attempt: Attempt) -> Rollout | Failure:

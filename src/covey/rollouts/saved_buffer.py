@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from covey.rollouts.buffer import GroupBuffer, Ticket
+from covey.rollouts.plain import from_plain, to_plain
 from covey.rollouts.settings import group_sizes
 from covey.rollouts.source import LocalSource
 from covey.system.jsonl import plain_data
-from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
+from covey.types import Failure, Group, Prompt, Rollout, Sampling
 
 LOGGER = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
         "step": buffer.step,
         "counts": (buffer.admitted, buffer.trained, buffer.dropped),
         "pending": [_of_ticket(ticket) for ticket in pending.values()],
-        "finished": {number: _of_group(group) for number, group in buffer.finished.items() if number in pending},
+        "finished": {number: group_state(group) for number, group in buffer.finished.items() if number in pending},
     }
 
 
@@ -39,7 +40,7 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
     if len(kept) < len(saved):
         renewed = len(saved) - len(kept)
         LOGGER.info("%d groups of the checkpoint are sampled by the changed sampling or group_size", renewed)
-    finished = {number: _group(one, kept[number]) for number, one in state["finished"].items() if number in kept}
+    finished = {number: load_group(one, kept[number]) for number, one in state["finished"].items() if number in kept}
     buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
 
 
@@ -51,55 +52,23 @@ def _renew(ticket: Ticket, local: LocalSource, step: int) -> Ticket:
 
 
 def _of_ticket(ticket: Ticket) -> dict[str, Any]:
-    return {
-        "number": ticket.number,
-        "prompt": plain_data(ticket.prompt.id),
-        "sampling": asdict(ticket.sampling),
-        "group_size": ticket.group_size,
-        "least_version": ticket.least_version,
-        "attempt": ticket.attempt,
-    }
+    numbers = {name: getattr(ticket, name) for name in ("number", "group_size", "least_version", "attempt")}
+    return numbers | {"prompt": plain_data(ticket.prompt.id), "sampling": to_plain(ticket.sampling)}
 
 
 def _ticket(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Ticket:
     if saved["prompt"] not in prompts:
         raise ValueError(f"the checkpoint holds a group of prompt {saved['prompt']!r}, which this run has not")
-    sampling = Sampling(**{**saved["sampling"], "stop": tuple(saved["sampling"]["stop"])})
+    sampling = from_plain(Sampling, saved["sampling"])
     return Ticket(**{**saved, "prompt": prompts[saved["prompt"]], "sampling": sampling})
 
 
-def _of_group(group: Group) -> dict[str, Any]:
-    return {
-        "rollouts": [_of_rollout(rollout) for rollout in group.rollouts],
-        "failures": [_values(failure) for failure in group.failures],
-    }
+def group_state(group: Group) -> dict[str, Any]:
+    """Return a group as plain containers, without its prompt."""
+    return {"rollouts": [*map(to_plain, group.rollouts)], "failures": [*map(to_plain, group.failures)]}
 
 
-def _of_rollout(rollout: Rollout) -> dict[str, Any]:
-    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
-    return plain | {
-        "reward": _values(rollout.reward),
-        "spans": [asdict(span) for span in rollout.spans],
-        "messages": [plain_data(message) for message in rollout.messages],
-        "turns": [_values(turn) for turn in rollout.turns],
-        "stop_reason": plain_data(rollout.stop_reason),
-    }
-
-
-def _values(verdict: Reward | Turn | Failure) -> dict[str, Any]:
-    return {field.name: plain_data(getattr(verdict, field.name)) for field in fields(verdict)}
-
-
-def _group(saved: Mapping[str, Any], prompt: Prompt) -> Group:
-    rollouts = tuple(_rollout(plain) for plain in saved["rollouts"])
-    return Group(prompt, rollouts, tuple(Failure(**plain) for plain in saved["failures"]))
-
-
-def _rollout(saved: Mapping[str, Any]) -> Rollout:
-    made = {
-        "reward": Reward(**saved["reward"]),
-        "spans": tuple(Span(**plain) for plain in saved["spans"]),
-        "messages": tuple(saved["messages"]),
-        "turns": tuple(Turn(**plain) for plain in saved["turns"]),
-    }
-    return Rollout(**{**saved, **made})
+def load_group(saved: Mapping[str, Any], prompt: Prompt) -> Group:
+    """Restore a group. ValueError for anything else."""
+    rollouts = from_plain(tuple[Rollout, ...], saved["rollouts"])
+    return Group(prompt, rollouts, from_plain(tuple[Failure, ...], saved["failures"]))

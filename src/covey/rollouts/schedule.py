@@ -16,13 +16,12 @@ Tokens follow from seeds, not from others sampled at the same time; the last bit
 loss reads them, `logprobs` holds them too: 4 bytes a token (8 of a float64 policy), in base 64.
 """
 
-import base64
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.rollouts.buffer import Ticket
+from covey.rollouts.plain import pack, unpack
 from covey.types import Group, Rollout, Span
 
 
@@ -51,7 +50,7 @@ def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[
     versions: list[Any] = [*whole] if len(whole) == 1 and all(len(spans) == 1 for spans in of_each) else of_each
     row = {"prompt": group.prompt.id, "seed": ticket.sampling.seed, "size": ticket.group_size, "versions": versions}
     row |= {"failures": len(group.failures)} if group.failures else {}
-    return row | ({"logprobs": _pack(_sampler_logprobs(group))} if has_logprobs else {})
+    return row | ({"logprobs": pack(_sampler_logprobs(group), "fd")} if has_logprobs else {})
 
 
 def shared_out(
@@ -77,7 +76,7 @@ def past_group(row: Mapping[str, Any]) -> PastGroup:
     else:
         spans = list(versions)
     of_each = tuple(tuple(Span(*numbers) for numbers in of_one) for of_one in spans)
-    logprobs = _unpack(row["logprobs"]) if "logprobs" in row else None
+    logprobs = unpack(row["logprobs"]) if "logprobs" in row else None
     return PastGroup(row["prompt"], int(row["seed"]), size, failures, of_each, logprobs)
 
 
@@ -106,16 +105,6 @@ def _sampler_logprobs(group: Group) -> list[float]:
         for chosen, logprob in zip(rollout.loss_mask, rollout.sampler_logprobs, strict=True)
         if chosen
     ]
-
-
-def _pack(values: Sequence[float]) -> str:
-    """Pack floats as "f" or "d", the smaller exact form."""
-    kind = "f" if list(array("f", values)) == list(values) else "d"
-    return kind + base64.b64encode(array(kind, values).tobytes()).decode()
-
-
-def _unpack(text: str) -> tuple[float, ...]:
-    return tuple(array(text[0], base64.b64decode(text[1:])))
 
 
 def _spans(rollout: Rollout) -> list[list[int]]:

@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeVar
 from covey.engine.base import Resting
 from covey.environments.base import follow, metrics_of
 from covey.rollouts.group_checks import GroupFilter, outcomes_of, reason_to_drop, stop_where_nothing_is_scored
-from covey.rollouts.rollout import roll_out, roll_out_together
+from covey.rollouts.journal import NOTHING_KEPT, Journal
+from covey.rollouts.rollout import Job, roll_out, roll_out_together
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed
@@ -98,6 +99,10 @@ class GroupSource(Protocol):
         """Keep a status file up to date, where parts run concurrently."""
         ...
 
+    def keep_in(self, journal: Journal) -> None:
+        """Write all that is sampled to a journal, and do not sample what it holds."""
+        ...
+
     def take_schedule(self) -> Mapping[str, Any]:
         """Return the last step's schedule, empty where settings determine it."""
         ...
@@ -135,6 +140,7 @@ class LocalSource:
     """Least reward of a success, for streams that learn from successes."""
     sampled_size: int = 0
     """Completions of a prompt of the last step."""
+    journal: Journal | None = None
     _version: int = 0
     _scoring_seconds: float = 0.0
     _restarts: int = 0
@@ -170,7 +176,7 @@ class LocalSource:
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         # Every rank answers each world_size-th prompt, and all get all groups in the order of the prompts.
         own = prompts[collectives.rank() :: collectives.world_size()]
-        jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in own]
+        jobs = [self._job(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in own]
         of_ranks = collectives.all_gather(self._run_all(jobs, group_size))
         groups = [of_ranks[index % len(of_ranks)][index // len(of_ranks)] for index in range(len(prompts))]
         self._rest()
@@ -180,6 +186,8 @@ class LocalSource:
     def publish(self, version: int) -> None:
         self.sampler.engine.load_weights(version)
         self._version = version
+        if self.journal is not None:
+            self.journal.begin(version)
 
     def epochs(self, num_pending: int = 0) -> float:
         return (self.stream.position - num_pending) / len(self.stream.prompts)
@@ -194,11 +202,15 @@ class LocalSource:
     def report_to(self, file: Path) -> None:
         return
 
+    def keep_in(self, journal: Journal) -> None:
+        self.journal = journal
+
     def take_schedule(self) -> Mapping[str, Any]:
         return {}
 
     def environment_metrics(self) -> Sequence[Mapping[str, float]]:
-        return (metrics_of(self.sampler.environment),)
+        found = metrics_of(self.sampler.environment)
+        return (found if self.journal is None else self.journal.metrics(found),)
 
     def take_drops(self) -> dict[str, int]:
         drops, self._drops = dict(self._drops), Counter()
@@ -235,12 +247,17 @@ class LocalSource:
         """
         seed, self.sampled_size = self.stream.seed, self.size_at(self._version)
         drawn = self.stream.draw(sum(missing_of_ranks))
-        jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
+        jobs = [self._job(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
         first = sum(missing_of_ranks[: collectives.rank()])
         own = range(first, first + missing_of_ranks[collectives.rank()])
         if len(jobs) < collectives.world_size():
             return roll_out_together(self.sampler, jobs, self.sampled_size, own, self._gather)
         return self._run_all(jobs[own.start : own.stop], self.sampled_size, meanwhile)
+
+    def _job(self, prompt: Prompt, sampling: Sampling) -> Job:
+        """Return a group to sample, with what is known of it."""
+        kept = NOTHING_KEPT if self.journal is None else self.journal.group(str(self._version), prompt, sampling)
+        return Job(prompt, sampling, kept)
 
     def size_at(self, step: int) -> int:
         """Return the group size after `step` finished steps."""
@@ -256,15 +273,13 @@ class LocalSource:
             of_ranks = collectives.all_gather(outcomes_of(groups, self.correct_above))
             self.stream.learn([outcome for of_rank in of_ranks for outcome in of_rank])
 
-    def _run_all(
-        self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int, meanwhile: Meanwhile | None = None
-    ) -> list[Group]:
+    def _run_all(self, jobs: Sequence[Job], group_size: int, meanwhile: Meanwhile | None = None) -> list[Group]:
         complete: list[Group] = []
         early: list[Group] = []
         """Complete groups that `meanwhile` has not been given yet."""
 
-        async def one(prompt: Prompt, sampling: Sampling) -> Group:
-            group = await roll_out(self.sampler, prompt, group_size, sampling)
+        async def one(job: Job) -> Group:
+            group = await roll_out(self.sampler, job.prompt, group_size, job.sampling, kept=job.kept)
             complete.append(group)
             early.append(group)
             await asyncio.sleep(0)  # others may be there at the same moment
@@ -277,7 +292,7 @@ class LocalSource:
                 self._scoring_seconds -= time.monotonic() - started
             return group
 
-        return collectives.run_or_fail_together(lambda: self._gather(one(p, s) for p, s in jobs), "the end of sampling")
+        return collectives.run_or_fail_together(lambda: self._gather(map(one, jobs)), "the end of sampling")
 
     def _gather(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run the work of several prompts at a time."""

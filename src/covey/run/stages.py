@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
 from covey.policy.settings import chooses_liger
+from covey.rollouts.journal import Journal
 from covey.rollouts.stream import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
+from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import load_state, load_weights, read_manifest
+from covey.run.checkpoints.manifest import step_of
 from covey.run.checkpoints.resume import changed_facts, check_same_reference, cut_rows, resume_hint, resume_point
 from covey.run.evaluate import answer, noise
+from covey.run.folder import JOURNAL
 from covey.run.given import NO_OBJECTS, RunObjects
 from covey.run.records.record import RunRecorder
 from covey.run.records.waits import make_watchdog
@@ -164,6 +169,20 @@ def run_preflight(run: Run, record: RunRecorder) -> None:
     """Check a new run before its first step. ValueError for a failure."""
     if run.config.preflight.enabled:
         resolve(PREFLIGHT, {})(run, record)
+
+
+def open_journal(run: Run, record: RunRecorder, prompts: str, checkpoint: Path | None) -> None:
+    """Read and go on with the journal of the steps after a checkpoint."""
+    if not run.config.output.journal:
+        return
+    identity = fingerprint.run_identity(prompts, asdict(run.config))
+    vocabulary = int(run.policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
+    place, step = (collectives.rank(), collectives.world_size()), checkpoint and step_of(checkpoint)
+    waits = run.config.output.on_write_error == "continue"
+    record.journal = Journal(record.folder / JOURNAL, identity, vocabulary, place, step=step or 0, wait=waits)
+    run.source.keep_in(record.journal)
+    if record.journal.found:
+        record.say(record.journal.found)
 
 
 def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:

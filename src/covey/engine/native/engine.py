@@ -7,7 +7,7 @@ and yields to the event loop whenever a call is answered, so that finished group
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,7 +86,14 @@ class NativeEngine:
 
         ValueError where prompt and completion cannot fit.
         """
+        return await self.generate_telling(prompt_ids, n, sampling, lambda index, completion: None)
+
+    async def generate_telling(
+        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, tell: Callable[[int, Completion], None]
+    ) -> list[Completion]:
+        """Return n completions as `generate` does, each told before by its index."""
         request = self._request(prompt_ids, n, sampling)
+        request.tell = tell
         self._adopt(asyncio.get_running_loop())
         self._scheduler.submit(request)
         future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()

@@ -7,7 +7,7 @@ shows; an evicted one was read again with its original passes (`Runner.repeats_b
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,11 +66,14 @@ class ReplayingEngine(OwnWeightsEngine):
         """Drop the versions that no token to come needs."""
         self._kept = {kept: weights for kept, weights in self._kept.items() if kept >= version}
 
-    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+    async def generate_telling(
+        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, tell: Callable[[int, Completion], None]
+    ) -> list[Completion]:
         sessions = self.open(prompt_ids, n, sampling)
         completions = [await session.first() for session in sessions]
-        for session in sessions:
+        for index, session in enumerate(sessions):
             session.close()
+            tell(index, completions[index])
         return completions
 
     def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> "list[ReplayedSession]":  # type: ignore[override] # neither kind is the other

@@ -5,7 +5,7 @@ environment's.
 """
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from covey.engine.native.stops import Decode, StopText
@@ -38,6 +38,8 @@ class SamplingRequest:
     cancelled: bool = False
     completions: dict[int, Completion] = field(default_factory=dict)
     """Completions of a call by sample index."""
+    tell: Callable[[int, Completion], None] = lambda index, completion: None
+    """Told of each completion of a call when it is finished."""
     sessions: tuple["DecodeRow", ...] = ()
     """Rows that live on between turns, by sample index; empty in a call."""
 
@@ -173,6 +175,7 @@ class DecodeRow:
         self.completion = Completion(tuple(self.token_ids), tuple(self.logprobs), reason, oldest, spans=spans)
         if not self.request.sessions:
             self.request.completions[self.sample_index] = self.completion
+            self.request.tell(self.sample_index, self.completion)
 
     def _spans(self) -> tuple[Span, ...]:
         """Return the version of each token, empty for a single version."""

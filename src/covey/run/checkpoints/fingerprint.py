@@ -21,6 +21,16 @@ def prompt_hash(environment: Environment) -> str:
     return digest.hexdigest()
 
 
+def run_identity(prompts: str, settings: Mapping[str, Any]) -> str:
+    """Return a SHA-256 over prompts and the settings that decide what is sampled."""
+    deciding = {name: _plain(value) for name, value in settings.items() if name not in BESIDE}
+    return hashlib.sha256(json.dumps([prompts, deciding], sort_keys=True).encode()).hexdigest()
+
+
+BESIDE = ("resume", "resume_changes", "trust_run", "output", "timeouts", "devices", "doctor")
+"""Settings that change no number of a run."""
+
+
 def of_prompts(prompts: Iterable[Prompt]) -> list[tuple[str, str]]:
     """Return the environment and a short SHA-256 of each prompt."""
     return [(prompt.environment, hashlib.sha256(_content(prompt)).hexdigest()[:16]) for prompt in prompts]

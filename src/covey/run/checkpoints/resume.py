@@ -15,11 +15,12 @@ import torch
 from covey.config import compose as settings
 from covey.config.budget import resolve_budget
 from covey.config.schema import Config
+from covey.rollouts.journal import journal_files
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
 from covey.run.checkpoints.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
-from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
+from covey.run.folder import CHANGES, CONFIG, JOURNAL, LOCK, ROWS, changes_of, create_run_folder, write_versions
 from covey.run.versions import versions
 from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, no_follow, put_back
@@ -167,7 +168,7 @@ def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:
 def resume_point(config: Config, folder: Path) -> Path | None:
     """Return the checkpoint to resume from, None for a new run.
 
-    ValueError where there is no checkpoint, or nothing left to do.
+    None also for one that has its journal alone. ValueError where there is no checkpoint, or nothing left to do.
     """
     if config.resume is None:
         return None
@@ -176,6 +177,8 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     if checkpoint is None:
         if complete_checkpoints(folder / "checkpoints"):
             raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
+        if is_journalled(config, folder):
+            return None
         every = config.output.save_every
         when = f"after every {every} steps and every half an hour" if every else "at its end"
         raise ValueError(
@@ -189,9 +192,15 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     return checkpoint
 
 
-def cut_rows(folder: Path, checkpoint: Path) -> None:
-    """Drop the rows after a checkpoint, which the resume repeats."""
-    step, evaluated = _progress(checkpoint)
+def is_journalled(config: Config, folder: Path) -> bool:
+    """Return True for a run that begins again, with what its journal holds."""
+    is_same = (folder / CONFIG).is_file() and not differences(saved_settings(folder), as_saved(config))
+    return is_same and bool(journal_files(folder / JOURNAL))
+
+
+def cut_rows(folder: Path, checkpoint: Path | None) -> None:
+    """Drop the rows after a checkpoint, which the resume repeats; without one, all."""
+    step, evaluated = (-1, False) if checkpoint is None else _progress(checkpoint)
     for name in ROWS:
         truncate_jsonl(folder / name, step, evaluated=evaluated)
 
@@ -227,6 +236,8 @@ def resume_hint(folder: Path) -> str:
     if not folder.is_dir():
         return f"{command} continues when it is back"
     saved = complete_checkpoints(folder / "checkpoints")
+    if not saved and journal_files(folder / JOURNAL):
+        return f"no checkpoint was saved; {command} continues with the answers in its journal"
     if not saved:
         return f"no checkpoint was saved; remove {_relative(folder)} and start again"
     return f"{command} continues after step {step_of(saved[-1])}"

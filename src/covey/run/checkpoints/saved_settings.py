@@ -14,7 +14,7 @@ from covey.config.budget import BUDGETS
 from covey.config.schema import Config, setting_names
 from covey.policy.settings import ModelConfig
 from covey.run import trust
-from covey.run.folder import CONFIG, begun_at, changes_of
+from covey.run.folder import CONFIG, JOURNAL, begun_at, changes_of
 from covey.system.disk import cache_folder
 from covey.system.text.masking import MASK, mask
 
@@ -29,6 +29,7 @@ def find_run(resume: str, root: Path) -> Path:
     if resume != "latest":
         return _named_run(resume)
     saved = {path.parents[2] for path in root.glob("**/checkpoints/step-*/manifest.json")}
+    saved |= {path.parents[1] for path in root.glob(f"**/{JOURNAL}/step-*.log")}
     runs = [folder for folder in saved if (folder / CONFIG).is_file()]
     if not runs:
         raise ValueError(f"resume=latest found no run with a checkpoint below {root}; resume=FOLDER names one")

@@ -21,6 +21,7 @@ from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.policy import sharding
 from covey.policy.models.made import code_hashes
+from covey.rollouts.journal import Journal
 from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
@@ -111,6 +112,7 @@ class RunRecorder:
         self._schedule: JsonlWriter | None = None
         self._verdicts: JsonlWriter | None = None
         self._traces: Any = None
+        self.journal: Journal | None = None
         self.sides, self.looked_at, self._prompts = SIDES, "", ""
         self._is_as_left = config.resume is not None
         """Whether the run has begun without a step yet, so its folder still describes it."""
@@ -127,7 +129,14 @@ class RunRecorder:
         with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
             closing.push(self.watchdog)
             closing.enter_context(self.watchdog.deadline("the parts of the run to be closed", "timeouts.saving"))
-            for part in (vars(self).get("_tracker"), self._schedule, self._verdicts, self._traces, self._run):
+            for part in (
+                vars(self).get("_tracker"),
+                self._schedule,
+                self._verdicts,
+                self._traces,
+                self.journal,
+                self._run,
+            ):
                 if part is not None:
                     closing.callback(part.close)
             self._pulse.__exit__()
@@ -309,6 +318,8 @@ class RunRecorder:
             weights = sharding.full_state_dict(policy.model) if policy.sharded else None
             if collectives.run_on_rank0(lambda: self._save(state, weights, needed)):
                 self.saved_step = state["step"]
+                if self.journal is not None:
+                    self.journal.forget_before(self.saved_step)
                 self.callbacks.save(state["step"], self.checkpoints)
         self._step_started = self.saved_at = time.monotonic()
 

@@ -1,0 +1,129 @@
+"""Rollouts and their parts as plain containers, and back, checked by their types.
+
+One form for checkpoints and the journal. What is read may come from a stranger: nothing but the fields of these types
+is made from it, and tokens are within the vocabulary.
+"""
+
+import base64
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from covey.rollouts.attempt import Attempt
+from covey.system.jsonl import plain_data
+from covey.types import Completion, Group, Rollout
+
+T = TypeVar("T")
+PACKED = {tuple[int, ...]: "iq", tuple[float, ...]: "fd", tuple[bool, ...]: "b"}
+"""Types of long tuples, with the codes of `array` that hold them, the smallest first."""
+CODES = "iqfdb"
+CLASSES = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
+"""Classes of plain values by the type that they are for."""
+
+
+def to_plain(value: Any) -> Any:
+    """Return a dataclass as plain containers, its numbers packed."""
+    hints = _hints(type(value))
+    return {field.name: _plain(hints[field.name], getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    if kind in PACKED:
+        return pack(value, PACKED[kind])
+    if is_dataclass(value):
+        return to_plain(value)
+    if get_origin(kind) in (tuple, list):
+        return [_plain(get_args(kind)[0], item) for item in value]
+    return plain_data(value)
+
+
+def pack(values: Sequence[float], codes: str) -> str:
+    """Pack numbers as text, by the first of these codes that holds them."""
+    for code in codes:
+        try:
+            packed = array(code, values)
+        except OverflowError:
+            continue
+        if code == codes[-1] or list(packed) == list(values):
+            return code + base64.b64encode(packed.tobytes()).decode()
+    raise AssertionError("the last code holds every number")
+
+
+def unpack(text: str) -> tuple[Any, ...]:
+    """Return packed numbers. ValueError for other text."""
+    if text[:1] not in CODES or not text:
+        raise ValueError(f"packed numbers must begin with one of {', '.join(CODES)}, got {text[:20]!r}")
+    return tuple(array(text[0], base64.b64decode(text[1:], validate=True)))
+
+
+def from_plain(kind: type[T], plain: Any) -> T:
+    """Restore what `to_plain` took apart. ValueError for anything else."""
+    found: T = _made(kind, plain)
+    return found
+
+
+def _made(kind: Any, plain: Any) -> Any:
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind in PACKED and isinstance(plain, str):
+        return tuple(map(parts[0], unpack(plain)))
+    if is_dataclass(kind):
+        return _dataclass(kind, plain)
+    if origin in (Union, UnionType):
+        return _one_of(parts, plain)
+    if origin in (tuple, list) and isinstance(plain, list | tuple):
+        return origin(_made(parts[0], item) for item in plain)
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(plain, dict):
+        return {_made(parts[0], key): _made(parts[1], item) for key, item in plain.items()}
+    if kind is Any or (plain in parts if origin is Literal else type(plain) in CLASSES.get(kind, ())):
+        return plain
+    raise ValueError(f"{kind} is due, got {plain!r:.60}")
+
+
+def _dataclass(kind: Any, plain: Any) -> Any:
+    hints = _hints(kind)
+    if not isinstance(plain, dict) or not plain.keys() <= hints.keys():
+        raise ValueError(f"a {kind.__name__} is due, got {plain!r:.60}")
+    try:
+        return kind(**{name: _made(hints[name], item) for name, item in plain.items()})
+    except (AssertionError, TypeError) as error:
+        raise ValueError(f"no {kind.__name__}: {error}") from error
+
+
+def _one_of(parts: Sequence[Any], plain: Any) -> Any:
+    """Restore a value of one of several types, told by its fields."""
+    if plain is None and NoneType in parts:
+        return None
+    told = [
+        part for part in parts if is_dataclass(part) and isinstance(plain, dict) and plain.keys() <= _hints(part).keys()
+    ]
+    others = [part for part in parts if part is not NoneType]
+    return _made((told or others)[0], plain)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def check_tokens(value: Any, vocabulary: int) -> None:
+    """Refuse a value with tokens that no policy of this size has. ValueError."""
+    for ids in _tokens(value):
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise ValueError(f"tokens must be below {vocabulary}, got {max(ids, key=abs)}")
+
+
+def _tokens(value: Any) -> Iterable[tuple[int, ...]]:
+    if isinstance(value, Completion):
+        yield value.token_ids
+    elif isinstance(value, Rollout):
+        yield from (value.input_ids, value.target_ids)
+    elif isinstance(value, Group):
+        for rollout in value.rollouts:
+            yield from _tokens(rollout)
+    elif isinstance(value, Attempt):
+        for segment in (segment for branch in value.branches for segment in branch):
+            yield segment.ids
+            yield from _tokens(segment.completion)
