@@ -8,8 +8,9 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,33 +40,41 @@ SLOW = (
 )
 
 
-@dataclass
-class Calls:
-    """The calls of the reward in one life of a run."""
-
-    begun: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, float] = field(default_factory=dict)
-
-    @staticmethod
-    def of(file: Path) -> "Calls":
-        found = Calls()
-        for kind, key, at in (line.split() for line in file.read_text().splitlines()) if file.exists() else ():
-            (found.begun if kind == "begin" else found.ended)[int(key)] = float(at)
-        return found
-
-
 @dataclass(frozen=True)
-class Life:
-    """One life of a run, and the seconds at which it was killed."""
+class Call:
+    """A call of the reward, and its seconds until it had answered or was killed."""
 
-    calls: Calls
-    killed: float | None
+    key: int
+    seconds: float
+    is_whole: bool
 
-    def lost(self, later: Sequence["Life"]) -> float:
-        """Seconds of scoring that later lives had to do again: of calls that had ended or were under way."""
-        again = {key for life in later for key in life.calls.begun}
-        until = {key: self.calls.ended.get(key, self.killed or 0.0) for key in self.calls.begun}
-        return sum(end - self.calls.begun[key] for key, end in until.items() if key in again)
+
+def calls_in(file: Path, killed: float) -> list[Call]:
+    """The calls of one life of a run, which ended then."""
+    begun: dict[int, float] = {}
+    found: list[Call] = []
+    for kind, key, at in (line.split() for line in file.read_text().splitlines()):
+        if kind == "begin":
+            begun[int(key)] = float(at)
+        else:
+            found.append(Call(int(key), float(at) - begun.pop(int(key)), is_whole=True))
+    return found + [Call(key, killed - at, is_whole=False) for key, at in begun.items()]
+
+
+def seconds_lost(lives: Sequence[Sequence[Call]], whole: Sequence[Call]) -> list[float]:
+    """Seconds of scoring lost in each life: of calls that were cut, or made once more than in the whole run."""
+    again = Counter(call.key for life in lives for call in life if call.is_whole)
+    again.subtract(call.key for call in whole)
+    lost = []
+    for life in lives:
+        seconds = 0.0
+        for call in life:
+            if not call.is_whole or again[call.key] > 0:
+                seconds += call.seconds
+                again[call.key] -= call.is_whole
+        lost.append(seconds)
+    assert sum(again.values()) == 0, "every call of the whole run was made"
+    return lost
 
 
 def prepare_slow(folder: Path) -> None:
@@ -77,10 +86,10 @@ def options(folder: Path, name: str, life: int, scale: float) -> dict[str, Any]:
     return {"environment": {"CALLS": str(folder / f"{name}.{life}.calls"), "REWARD_SCALE": scale}}
 
 
-def reference(folder: Path, words: Sequence[str] = ()) -> str:
-    """The fingerprint of the run that nobody killed; its rewards take no time, which changes no number."""
+def reference(folder: Path, words: Sequence[str] = ()) -> tuple[str, list[Call]]:
+    """The fingerprint and the calls of the run that nobody killed; its rewards take no time, which changes no number."""
     finish_well(new_run(folder, "whole", *words, settings=SLOW, **options(folder, "whole", 0, 0.0)))
-    return fingerprint(folder / "whole")
+    return fingerprint(folder / "whole"), calls_in(folder / "whole.0.calls", 0.0)
 
 
 def kill(process: Process) -> float:
@@ -95,12 +104,12 @@ def kill(process: Process) -> float:
 
 def killed_run(
     folder: Path, name: str, num_kills: int, seed: int, words: Sequence[str] = (), scale: float = 1.0, most: float = 4.0
-) -> list[Life]:
+) -> list[list[Call]]:
     """The lives of a run that is killed so many times, each within `most` seconds of its first call, and then ends.
 
     Without a journal the first kill comes after the first checkpoint, for a run that has none begins anew.
     """
-    generator, lives = random.Random(seed), list[Life]()
+    generator, lives = random.Random(seed), list[list[Call]]()
     while True:
         life, how = len(lives), options(folder, name, len(lives), scale)
         log = Path(how["environment"]["CALLS"])
@@ -108,9 +117,9 @@ def killed_run(
         pause = generator.uniform(0.0, most)
         if life == num_kills or not (wait_until(begins(log, folder / name, words), process) and waits(pause, process)):
             finish_well(process)
-            return [*lives, Life(Calls.of(log), None)]
+            return [*lives, calls_in(log, 0.0)]
         killed = kill(process)
-        lives.append(Life(Calls.of(log), killed))
+        lives.append(calls_in(log, killed))
 
 
 def begins(log: Path, run: Path, words: Sequence[str]) -> Callable[[], bool]:
@@ -130,10 +139,10 @@ def main() -> None:
         folder = Path(made)
         prepare_slow(folder)
         long = ("num_steps=100",)
-        whole = reference(folder, long)
+        whole, calls = reference(folder, long)
         for name, words in {"journal": (), "checkpoints": ("output.journal=false",)}.items():
             lives = killed_run(folder, name, 20, 0, (*long, *words), most=20.0)
-            lost = [life.lost(lives[number + 1 :]) for number, life in enumerate(lives[:-1])]
+            *lost, _ = seconds_lost(lives, calls)
             print(f"{name}: {len(lost)} kills, seconds lost {[round(one, 2) for one in lost]}")
             print(f"median {median(lost):.2f} s, most {max(lost):.2f} s, sum {sum(lost):.1f} s")
             print(f"the same run: {fingerprint(folder / name) == whole}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .kills import Life, killed_run, prepare_slow, reference
+from .kills import Call, killed_run, prepare_slow, reference, seconds_lost
 from .runs import fingerprint
 
 
@@ -16,19 +16,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> str:
+def whole(folder: Path) -> tuple[str, list[Call]]:
     return reference(folder)
 
 
-def lost_of(lives: list[Life]) -> list[float]:
-    return [life.lost(lives[number + 1 :]) for number, life in enumerate(lives[:-1])]
-
-
 @pytest.mark.long
-def test_a_run_killed_before_its_first_checkpoint_and_after_loses_a_call_at_most(folder: Path, whole: str) -> None:
+def test_a_run_killed_before_its_first_checkpoint_and_after_loses_a_call_at_most(
+    folder: Path, whole: tuple[str, list[Call]]
+) -> None:
     lives = killed_run(folder, "killed", num_kills=3, seed=2, scale=0.1, most=1.5)
-    assert max(lost_of(lives)) <= 0.1 * 2 + 0.1
-    assert fingerprint(folder / "killed") == whole
+    assert max(seconds_lost(lives, whole[1])) <= 0.1 * 2 + 0.1
+    assert fingerprint(folder / "killed") == whole[0]
     assert not (folder / "killed" / "journal").exists()
     log = (folder / "killed" / "covey.log").read_text()
     assert log.count("they are not sampled again; ") == 3
@@ -36,7 +34,9 @@ def test_a_run_killed_before_its_first_checkpoint_and_after_loses_a_call_at_most
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_kills_of_a_run_with_slow_rewards_lose_two_seconds_each_at_most(folder: Path, whole: str) -> None:
+def test_twenty_kills_of_a_run_with_slow_rewards_lose_two_seconds_each_at_most(
+    folder: Path, whole: tuple[str, list[Call]]
+) -> None:
     lives = killed_run(folder, "twenty", num_kills=20, seed=0)
-    assert max(lost_of(lives)) <= 2.1  # a call, and the moment until its verdict is written
-    assert fingerprint(folder / "twenty") == whole
+    assert max(seconds_lost(lives, whole[1])) <= 2.1  # a call, and the moment until its verdict is written
+    assert fingerprint(folder / "twenty") == whole[0]

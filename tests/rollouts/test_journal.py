@@ -15,9 +15,9 @@ import xxhash
 from covey.engine.fake import FakeEngine
 from covey.policy.models.nano import nano_tokenizer
 from covey.rollouts.attempt import Attempt, Segment, to_segment
-from covey.rollouts.journal import Journal, KeptGroup, journal_files
 from covey.rollouts.rollout import roll_out, runs_of
 from covey.rollouts.sampler import Sampler
+from covey.rollouts.saved.journal import Journal, KeptGroup, journal_files
 from covey.system.disk import WriteError
 from covey.types import Completion, Failure, Group, Prompt, Reward, Sampling, Span, Turn
 from tests.support.scripted import Scripted
@@ -230,7 +230,7 @@ def test_what_a_checkpoint_holds_is_dropped(tmp_path: Path) -> None:
     assert not (tmp_path / "journal").exists()
 
 
-def test_a_rank_cuts_and_drops_its_own_files_and_those_of_ranks_that_are_gone(tmp_path: Path) -> None:
+def test_a_rank_drops_its_own_files_and_those_of_ranks_that_are_gone(tmp_path: Path) -> None:
     for rank in range(3):
         journal = opened(tmp_path / "journal", place=(rank, 3))
         journal.group("0", PROMPT, SAMPLING).add("completion", rank, COMPLETION)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
-from covey.rollouts.saved_buffer import buffer_state, load_buffer
+from covey.rollouts.saved.buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import past_group, row_of, with_logprobs
 from covey.rollouts.settings import GroupSizeStep
 from covey.rollouts.source import LocalSource

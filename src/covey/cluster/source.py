@@ -29,9 +29,9 @@ from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
-from covey.rollouts.journal import Journal
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.saved_buffer import buffer_state, load_buffer
+from covey.rollouts.saved.buffer import buffer_state, load_buffer
+from covey.rollouts.saved.journal import Journal
 from covey.rollouts.schedule import row_of, shared_out
 from covey.rollouts.source import Dropped, LocalSource, Meanwhile
 from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed

@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class TellingEngine(Engine, Protocol):
-    """An engine that hands over each completion of a call when it is finished."""
+    """An engine that reports each completion when it is finished."""
 
     async def generate_telling(
         self, prompt_ids: Sequence[int], n: int, sampling: Sampling, tell: Callable[[int, Completion], None]

@@ -14,8 +14,8 @@ from covey.engine.base import Engine, TellingEngine
 from covey.rollouts.attempt import Attempt, Segment, build_rollout, rollout_of, to_segment
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.episodes import play_group
-from covey.rollouts.journal import NOTHING_KEPT, KeptGroup
 from covey.rollouts.sampler import Sampler
+from covey.rollouts.saved.journal import NOTHING_KEPT, KeptGroup
 from covey.rollouts.turns import decode_tokens, to_judge, turn_seed
 from covey.rollouts.verdicts import judge_texts, new_episode
 from covey.system import collectives
@@ -39,7 +39,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GroupJob:
     """A group to sample."""
 
     prompt: Prompt
@@ -62,7 +62,7 @@ async def roll_out(
     """Sample `num_samples` completions of the prompt and score them.
 
     An unscorable completion becomes a Failure of the group, no rollout and no reward of 0. Sampling waits for `ready`,
-    encoding does not. What is `kept` is neither sampled nor scored.
+    encoding does not. Known parts (`kept`) are neither sampled nor scored.
     """
     drawn = await draw(sampler, prompt, num_samples, sampling, ready, kept)
     return await judge(sampler, prompt, drawn, kept)
@@ -99,7 +99,7 @@ async def draw(
 async def _sample(
     engine: Engine, prompt_ids: Sequence[int], part: range, sampling: Sampling, kept: KeptGroup
 ) -> Sequence[Completion]:
-    """Sample some completions of a prompt, and tell of each as soon as the engine does."""
+    """Sample some completions of a prompt, and report each."""
 
     def tell(index: int, completion: Completion) -> None:
         kept.add("completion", part[index], completion)
@@ -165,7 +165,7 @@ def runs_of(numbers: Sequence[int]) -> list[range]:
 
 
 async def judge(sampler: Sampler, prompt: Prompt, drawn: Drawn, kept: KeptGroup = NOTHING_KEPT) -> Group:
-    """Score all samples of a prompt unless their verdicts are kept, and build rollouts."""
+    """Score the samples of a prompt without verdicts, and build rollouts."""
     if drawn.attempts:
         made = await _judge_episodes(sampler, prompt, drawn.attempts, kept)
     else:
@@ -185,7 +185,7 @@ async def _verdicts(
 
 
 def roll_out_together(
-    sampler: Sampler, jobs: Sequence[Job], group_size: int, own: range, run: Callable[..., Any]
+    sampler: Sampler, jobs: Sequence[GroupJob], group_size: int, own: range, run: Callable[..., Any]
 ) -> list[Group]:
     """Roll out the groups of all ranks, samples shared out. Collective.
 
@@ -220,7 +220,7 @@ def roll_out_together(
     return collectives.run_or_fail_together(lambda: run(judging), "the end of scoring")
 
 
-async def _draw_part(sampler: Sampler, job: Job, first: int, count: int) -> Drawn:
+async def _draw_part(sampler: Sampler, job: GroupJob, first: int, count: int) -> Drawn:
     return await draw(sampler, job.prompt, count, replace(job.sampling, first_sample=first), kept=job.kept)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.rollouts.buffer import Ticket
-from covey.rollouts.plain import pack, unpack
+from covey.rollouts.saved.plain import pack, unpack
 from covey.types import Group, Rollout, Span
 
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 from covey.engine.base import Resting
 from covey.environments.base import follow, metrics_of
 from covey.rollouts.group_checks import GroupFilter, outcomes_of, reason_to_drop, stop_where_nothing_is_scored
-from covey.rollouts.journal import NOTHING_KEPT, Journal
-from covey.rollouts.rollout import Job, roll_out, roll_out_together
+from covey.rollouts.rollout import GroupJob, roll_out, roll_out_together
 from covey.rollouts.sampler import Sampler
+from covey.rollouts.saved.journal import NOTHING_KEPT, Journal
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed
 from covey.system import collectives
@@ -100,7 +100,7 @@ class GroupSource(Protocol):
         ...
 
     def keep_in(self, journal: Journal) -> None:
-        """Write all that is sampled to a journal, and do not sample what it holds."""
+        """Write samples to a journal, and take known ones from it."""
         ...
 
     def take_schedule(self) -> Mapping[str, Any]:
@@ -254,10 +254,10 @@ class LocalSource:
             return roll_out_together(self.sampler, jobs, self.sampled_size, own, self._gather)
         return self._run_all(jobs[own.start : own.stop], self.sampled_size, meanwhile)
 
-    def _job(self, prompt: Prompt, sampling: Sampling) -> Job:
+    def _job(self, prompt: Prompt, sampling: Sampling) -> GroupJob:
         """Return a group to sample, with what is known of it."""
         kept = NOTHING_KEPT if self.journal is None else self.journal.group(str(self._version), prompt, sampling)
-        return Job(prompt, sampling, kept)
+        return GroupJob(prompt, sampling, kept)
 
     def size_at(self, step: int) -> int:
         """Return the group size after `step` finished steps."""
@@ -273,12 +273,12 @@ class LocalSource:
             of_ranks = collectives.all_gather(outcomes_of(groups, self.correct_above))
             self.stream.learn([outcome for of_rank in of_ranks for outcome in of_rank])
 
-    def _run_all(self, jobs: Sequence[Job], group_size: int, meanwhile: Meanwhile | None = None) -> list[Group]:
+    def _run_all(self, jobs: Sequence[GroupJob], group_size: int, meanwhile: Meanwhile | None = None) -> list[Group]:
         complete: list[Group] = []
         early: list[Group] = []
         """Complete groups that `meanwhile` has not been given yet."""
 
-        async def one(job: Job) -> Group:
+        async def one(job: GroupJob) -> Group:
             group = await roll_out(self.sampler, job.prompt, group_size, job.sampling, kept=job.kept)
             complete.append(group)
             early.append(group)

@@ -41,7 +41,7 @@ ALWAYS_ROWS = (METRICS, ROLLOUTS, EVALUATIONS)
 ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, VERDICTS, SCHEDULE)
 """Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""
 JOURNAL = "journal"
-"""Folder of what was sampled since the last checkpoint (`covey.rollouts.journal`)."""
+"""Folder of what was sampled since the last checkpoint (`covey.rollouts.saved.journal`)."""
 STATUS = "status.json"
 """Present activity of trainer and samplers, with source=ray."""
 OF_A_RUN = re.compile(r"/(?:checkpoints|journal|tensorboard|wandb|run\.\w+|[^/]*\.(?:jsonl?|log|html))$")

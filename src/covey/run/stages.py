@@ -26,7 +26,7 @@ from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
 from covey.policy.settings import chooses_liger
-from covey.rollouts.journal import Journal
+from covey.rollouts.saved.journal import Journal
 from covey.rollouts.stream import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
@@ -172,7 +172,7 @@ def run_preflight(run: Run, record: RunRecorder) -> None:
 
 
 def open_journal(run: Run, record: RunRecorder, prompts: str, checkpoint: Path | None) -> None:
-    """Read and go on with the journal of the steps after a checkpoint."""
+    """Open the journal of the steps after a checkpoint."""
     if not run.config.output.journal:
         return
     identity = fingerprint.run_identity(prompts, asdict(run.config))

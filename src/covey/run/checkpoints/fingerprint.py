@@ -22,7 +22,7 @@ def prompt_hash(environment: Environment) -> str:
 
 
 def run_identity(prompts: str, settings: Mapping[str, Any]) -> str:
-    """Return a SHA-256 over prompts and the settings that decide what is sampled."""
+    """Return a SHA-256 over prompts and the settings behind samples."""
     deciding = {name: _plain(value) for name, value in settings.items() if name not in BESIDE}
     return hashlib.sha256(json.dumps([prompts, deciding], sort_keys=True).encode()).hexdigest()
 

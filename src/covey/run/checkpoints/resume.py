@@ -15,7 +15,7 @@ import torch
 from covey.config import compose as settings
 from covey.config.budget import resolve_budget
 from covey.config.schema import Config
-from covey.rollouts.journal import journal_files
+from covey.rollouts.saved.journal import journal_files
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
@@ -193,7 +193,7 @@ def resume_point(config: Config, folder: Path) -> Path | None:
 
 
 def is_journalled(config: Config, folder: Path) -> bool:
-    """Return True for a run that begins again, with what its journal holds."""
+    """Return True for a run that can begin again with its journal."""
     is_same = (folder / CONFIG).is_file() and not differences(saved_settings(folder), as_saved(config))
     return is_same and bool(journal_files(folder / JOURNAL))
 

@@ -21,7 +21,7 @@ from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.policy import sharding
 from covey.policy.models.made import code_hashes
-from covey.rollouts.journal import Journal
+from covey.rollouts.saved.journal import Journal
 from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint

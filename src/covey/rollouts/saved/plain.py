@@ -1,7 +1,7 @@
-"""Rollouts and their parts as plain containers, and back, checked by their types.
+"""Rollouts and their parts as plain containers, checked by type when read.
 
-One form for checkpoints and the journal. What is read may come from a stranger: nothing but the fields of these types
-is made from it, and tokens are within the vocabulary.
+One form for checkpoints and the journal. A file may be a stranger's: nothing but the fields of these types is made from
+it, and tokens are within the vocabulary.
 """
 
 import base64
@@ -26,7 +26,8 @@ CLASSES = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
 
 def to_plain(value: Any) -> Any:
     """Return a dataclass as plain containers, its numbers packed."""
-    hints = _hints(type(value))
+    kind: Any = type(value)
+    hints = _hints(kind)
     return {field.name: _plain(hints[field.name], getattr(value, field.name)) for field in fields(value)}
 
 
@@ -41,7 +42,7 @@ def _plain(kind: Any, value: Any) -> Any:
 
 
 def pack(values: Sequence[float], codes: str) -> str:
-    """Pack numbers as text, by the first of these codes that holds them."""
+    """Pack numbers as text, by the first code that holds them."""
     for code in codes:
         try:
             packed = array(code, values)
@@ -61,11 +62,11 @@ def unpack(text: str) -> tuple[Any, ...]:
 
 def from_plain(kind: type[T], plain: Any) -> T:
     """Restore what `to_plain` took apart. ValueError for anything else."""
-    found: T = _made(kind, plain)
+    found: T = _restore(kind, plain)
     return found
 
 
-def _made(kind: Any, plain: Any) -> Any:
+def _restore(kind: Any, plain: Any) -> Any:
     origin, parts = get_origin(kind), get_args(kind)
     if kind in PACKED and isinstance(plain, str):
         return tuple(map(parts[0], unpack(plain)))
@@ -74,9 +75,9 @@ def _made(kind: Any, plain: Any) -> Any:
     if origin in (Union, UnionType):
         return _one_of(parts, plain)
     if origin in (tuple, list) and isinstance(plain, list | tuple):
-        return origin(_made(parts[0], item) for item in plain)
+        return origin(_restore(parts[0], item) for item in plain)
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(plain, dict):
-        return {_made(parts[0], key): _made(parts[1], item) for key, item in plain.items()}
+        return {_restore(parts[0], key): _restore(parts[1], item) for key, item in plain.items()}
     if kind is Any or (plain in parts if origin is Literal else type(plain) in CLASSES.get(kind, ())):
         return plain
     raise ValueError(f"{kind} is due, got {plain!r:.60}")
@@ -87,7 +88,7 @@ def _dataclass(kind: Any, plain: Any) -> Any:
     if not isinstance(plain, dict) or not plain.keys() <= hints.keys():
         raise ValueError(f"a {kind.__name__} is due, got {plain!r:.60}")
     try:
-        return kind(**{name: _made(hints[name], item) for name, item in plain.items()})
+        return kind(**{name: _restore(hints[name], item) for name, item in plain.items()})
     except (AssertionError, TypeError) as error:
         raise ValueError(f"no {kind.__name__}: {error}") from error
 
@@ -96,11 +97,9 @@ def _one_of(parts: Sequence[Any], plain: Any) -> Any:
     """Restore a value of one of several types, told by its fields."""
     if plain is None and NoneType in parts:
         return None
-    told = [
-        part for part in parts if is_dataclass(part) and isinstance(plain, dict) and plain.keys() <= _hints(part).keys()
-    ]
-    others = [part for part in parts if part is not NoneType]
-    return _made((told or others)[0], plain)
+    names, others = set(plain) if isinstance(plain, dict) else set(), [part for part in parts if part is not NoneType]
+    fitting: list[Any] = [part for part in others if is_dataclass(part)]
+    return _restore(next((part for part in fitting if names <= _hints(part).keys()), others[0]), plain)
 
 
 @cache
@@ -109,7 +108,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def check_tokens(value: Any, vocabulary: int) -> None:
-    """Refuse a value with tokens that no policy of this size has. ValueError."""
+    """Refuse tokens outside the vocabulary. ValueError."""
     for ids in _tokens(value):
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
             raise ValueError(f"tokens must be below {vocabulary}, got {max(ids, key=abs)}")

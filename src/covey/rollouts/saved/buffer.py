@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.rollouts.buffer import GroupBuffer, Ticket
-from covey.rollouts.plain import from_plain, to_plain
+from covey.rollouts.saved.plain import from_plain, to_plain
 from covey.rollouts.settings import group_sizes
 from covey.rollouts.source import LocalSource
 from covey.system.jsonl import plain_data

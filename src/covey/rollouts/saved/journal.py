@@ -1,4 +1,4 @@
-"""The journal: what was sampled and judged since the last checkpoint, on disk as it comes.
+"""The journal: answers and verdicts since the last checkpoint, on disk.
 
     journal/step-000012.0.log       of the process of rank 0, while the weights after 12 steps were the newest
       9f3c...  1764400000.25  4be1...  completion 3  {"token_ids": ..., "logprobs": ..., ...}
@@ -6,8 +6,8 @@
 A line has a checksum of what follows it, the time, the key of its group, what it is, and JSON. A group is known by its
 prompt, its sampling (with the seed) and the weights that it is sampled on, and these decide all that is drawn; so a
 resumed run asks for the same groups, finds them here and does not sample again. A line is handed to the system at once,
-so that a killed process loses none, and reaches the disk within `SYNC_SECONDS`, for power cuts. What a checkpoint holds
-is dropped.
+so that a killed process loses none, and reaches the disk within `SYNC_SECONDS`, for power cuts. A checkpoint ends
+the use of older files, which are deleted.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from typing import Any
 import xxhash
 
 from covey.rollouts.attempt import Attempt
-from covey.rollouts.plain import check_tokens, from_plain, to_plain
+from covey.rollouts.saved.plain import check_tokens, from_plain, to_plain
 from covey.system.disk import WriteError, cannot_write, read_regular, sync
 from covey.system.jsonl import MAX_BYTES, JsonlWriter
 from covey.types import Completion, Failure, Prompt, Reward, Sampling
@@ -48,7 +48,7 @@ KINDS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JournalLine:
     """A line of a file that verified."""
 
     seconds: float
@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class KeptGroup:
-    """The known parts of a group, by sample index, and the address of new ones."""
+    """The known parts of a group, and a listener for new ones."""
 
     completions: Mapping[int, Completion] = field(default_factory=dict)
     attempts: Mapping[int, Attempt | Failure] = field(default_factory=dict)
@@ -78,7 +78,7 @@ NOTHING_KEPT = KeptGroup()
 
 
 class Journal:
-    """What one process samples, written as it comes, and what was known when it began."""
+    """Answers and verdicts of one process, and those of its predecessors."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Journal:
         step: int = 0,
         wait: bool = False,
     ) -> None:
-        """Read what was written since `step` steps were finished, and drop what was written before.
+        """Read the files since step `step`, and delete older ones.
 
         `identity` tells apart what other settings or prompts would make, `vocabulary` bounds the tokens. `place` is the
         rank of this process, and how many there are. With `wait` a disk that refuses lines does not end the run
@@ -99,7 +99,7 @@ class Journal:
         self.folder, self.step = folder, step
         self._identity, self._vocabulary, self._wait = identity, vocabulary, wait
         self._rank, self._num_ranks = place
-        self._known: dict[str, list[Line]] = {}
+        self._known: dict[str, list[JournalLine]] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._lines: list[tuple[int, bytes]] = []
@@ -114,17 +114,17 @@ class Journal:
             until = max(until, path.stat().st_mtime)
             for line in _read(path, cuts=_place(path)[1] == self._rank):
                 self._known.setdefault(line.key, []).append(line)
-        self.found = _told(self._known, identity, until)
-        """What was found, in words; empty for nothing."""
+        self.found = _describe(self._known, identity, until)
+        """Description of the lines found; empty without any."""
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def begin(self, step: int) -> None:
-        """Write to another file from now on: the weights after `step` steps are the newest."""
+        """Begin the file of the weights after `step` steps."""
         self.step, self._looks = step, 0
 
     def group(self, place: str, prompt: Prompt, sampling: Sampling) -> KeptGroup:
-        """Return what is known of a group that is sampled now. WriteError where a line was refused.
+        """Return the known parts of a group. WriteError for a failed disk.
 
         `place` tells groups of one prompt and seed apart that are sampled on different weights.
         """
@@ -143,7 +143,7 @@ class Journal:
         return KeptGroup(found["completion"], found["attempt"], verdicts, tell)
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of an environment as they were at this look, else those `measured` now."""
+        """Return an environment's metrics of this look, else those `measured` now."""
         key, self._looks = self._key("metrics", f"{self.step}/{self._rank}"), self._looks + 1
         known = {line.number: line for line in self._known.get(key, ())}
         if self._looks in known and (found := self._value(known[self._looks])):
@@ -152,7 +152,7 @@ class Journal:
         return measured
 
     def forget_before(self, step: int) -> None:
-        """Drop what was written before `step` steps were finished: a checkpoint holds it."""
+        """Delete the files of fewer than `step` steps, which a checkpoint holds."""
         with self._lock:
             self._flush()
             if self._writer is not None and self._writer[0] < step:
@@ -188,7 +188,7 @@ class Journal:
             error, self._error = self._error, None
             raise error
 
-    def _value(self, line: Line) -> dict[int, Any]:
+    def _value(self, line: JournalLine) -> dict[int, Any]:
         """Return a line's value by its number, nothing of a damaged one."""
         kind = KINDS[line.kind]
         try:
@@ -210,7 +210,7 @@ class Journal:
         self._news.set()
 
     def _run(self) -> None:
-        """Write lines as they come, and change the file's time as a sign of life."""
+        """Write lines at once, and touch the file as a heartbeat."""
         while not self._is_closed:
             self._news.wait(SYNC_SECONDS)
             self._news.clear()
@@ -258,7 +258,7 @@ def _place(path: Path) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _read(path: Path, *, cuts: bool) -> Iterator[Line]:
+def _read(path: Path, *, cuts: bool) -> Iterator[JournalLine]:
     """Yield the lines that verify, with a warning of others.
 
     A torn end is no damage; it is cut off where this process writes on.
@@ -275,19 +275,19 @@ def _read(path: Path, *, cuts: bool) -> Iterator[Line]:
     yield from (line for line in found if line is not None)
 
 
-def _line(line: bytes) -> Line | None:
+def _line(line: bytes) -> JournalLine | None:
     checksum, _, rest = line.partition(b" ")
     if checksum != xxhash.xxh3_64_hexdigest(rest).encode():
         return None
     try:
         seconds, key, kind, number, content = rest.split(b" ", 4)
-        made = Line(float(seconds), key.decode(), kind.decode(), int(number), content)
+        made = JournalLine(float(seconds), key.decode(), kind.decode(), int(number), content)
     except ValueError:
         return None
     return made if made.kind in KINDS else None
 
 
-def _told(known: Mapping[str, Sequence[Line]], identity: str, until: float) -> str:
+def _describe(known: Mapping[str, Sequence[JournalLine]], identity: str, until: float) -> str:
     """Describe what was found, `until` the last sign of life."""
     if known and not any(key.startswith(identity[:8]) for key in known):
         return "the journal was written with other settings or prompts and is not used"

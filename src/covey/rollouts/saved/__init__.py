@@ -1,0 +1,1 @@
+"""Groups and their parts in files: checkpoints, and the journal between them."""
