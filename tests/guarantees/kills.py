@@ -87,7 +87,7 @@ def options(folder: Path, name: str, life: int, scale: float) -> dict[str, Any]:
 
 
 def reference(folder: Path, words: Sequence[str] = ()) -> tuple[str, list[Call]]:
-    """The fingerprint and the calls of the run that nobody killed; its rewards take no time, which changes no number."""
+    """Fingerprint and calls of the run that nobody killed; its rewards take no time, which changes no number."""
     finish_well(new_run(folder, "whole", *words, settings=SLOW, **options(folder, "whole", 0, 0.0)))
     return fingerprint(folder / "whole"), calls_in(folder / "whole.0.calls", 0.0)
 

@@ -7,6 +7,8 @@ import pytest
 from .kills import Call, killed_run, prepare_slow, reference, seconds_lost
 from .runs import fingerprint
 
+Whole = tuple[str, list[Call]]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -16,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> tuple[str, list[Call]]:
+def whole(folder: Path) -> Whole:
     return reference(folder)
 
 
