@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # No test needs the hub; without a network its client tries again and again.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Kernels in Triton, where it is installed, run on a CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 # The key that seals runs of tests is not that of the person who runs them.
 os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"covey-tests-{os.getuid()}")
 

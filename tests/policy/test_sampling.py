@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 
-from covey.policy import sampling
 from covey.policy.sampling import (
     BLOCK,
-    Distribution,
     chosen_logprobs,
     draw,
     filter_logits,
@@ -18,8 +16,6 @@ from covey.policy.sampling import (
     random_uniform,
     row_key,
     sample,
-    sample_compiled,
-    sample_same_params,
 )
 from covey.types import Sampling
 
@@ -184,35 +180,6 @@ def test_searching_in_blocks_gives_the_frequencies_of_the_distribution() -> None
         token, _ = draw(logprobs.expand(len(part), -1), part)
         counts += torch.bincount(token, minlength=num_tokens)
     assert (counts - logprobs.exp() * num_draws).abs().max() <= 1.01
-
-
-@pytest.mark.parametrize("num_tokens", [BLOCK - 7, 3 * BLOCK, 3 * BLOCK + 1])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_compiled_draw_is_the_draw_that_is_not(
-    num_tokens: int, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "compile_once", lambda function: function)
-    generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(200, num_tokens, generator=generator)
-    logits[:, ::2] = -torch.inf
-    uniform = torch.rand(200, generator=generator, dtype=torch.float64)
-    uniform[:2] = torch.tensor([0.0, 1.0 - 2.0**-53])
-    token, logprob = sample_compiled(logits, (temperature, 0, 1.0, 0.0), uniform)
-    wanted = sample_same_params(logits, (temperature, 0, 1.0, 0.0), uniform)
-    assert torch.equal(token, wanted[0])
-    torch.testing.assert_close(logprob, wanted[1], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "distribution", [(0.0, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 1.0, 0.2)]
-)
-def test_what_is_greedy_or_cut_is_not_drawn_by_what_is_compiled(
-    distribution: Distribution, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "compile_once", lambda function: pytest.fail("it knows whole distributions alone"))
-    found = sample_compiled(LOGITS, distribution, torch.tensor([0.7], dtype=torch.float64))
-    wanted = sample_same_params(LOGITS, distribution, torch.tensor([0.7], dtype=torch.float64))
-    assert [one.tolist() for one in found] == [one.tolist() for one in wanted]
 
 
 def test_drawn_frequencies_match_the_probabilities() -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.softmax import log_softmax
-from covey.policy.kernels.gpu.inductor import compile_once, number
 from covey.policy.policy import to_device
 from covey.types import Sampling
 
@@ -120,36 +119,6 @@ def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
         inside_R, _ = _invert(blocks_RNB[rows_R, block_R].to(torch.float64), rest_R)
         token_R = block_R * BLOCK + inside_R
     return token_R, _at(logprobs_RV, token_R)
-
-
-def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw as `draw` does from tempered logits, in a compiled function.
-
-    `temperature` is a scalar tensor. Rounding is all that differs.
-    """
-    num_tokens = logits_RV.shape[-1]
-    top_R1, mass_RN = compile_once(masses)(logits_RV, temperature)
-    block_R, rest_R = _invert(mass_RN.to(torch.float64), uniform_R)
-    place_RB = block_R[:, None] * BLOCK + torch.arange(BLOCK, device=block_R.device)
-    inside_RB = (logits_RV.gather(-1, place_RB.clamp(max=num_tokens - 1)) / temperature - top_R1).exp()
-    inside_R, _ = _invert(inside_RB.masked_fill(place_RB >= num_tokens, 0.0).to(torch.float64), rest_R)
-    token_R = block_R * BLOCK + inside_R
-    return token_R, _at(logits_RV, token_R) / temperature - top_R1[:, 0] - mass_RN.sum(dim=-1).log()
-
-
-def masses(logits_RV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest tempered logit (R, 1), and blocks' weights (R, blocks)."""
-    top_R1 = (logits_RV / temperature).amax(dim=-1, keepdim=True)
-    weight_RV = (logits_RV / temperature - top_R1).exp()
-    padded_RV = torch.nn.functional.pad(weight_RV, (0, -logits_RV.shape[-1] % BLOCK))
-    return top_R1, padded_RV.unflatten(-1, (-1, BLOCK)).sum(dim=-1)
-
-
-def sample_compiled(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw as `sample_same_params` does, in fewer passes where nothing is filtered."""
-    if distribution[0] <= 0 or distribution[1:] != (0, 1.0, 0.0):
-        return sample_same_params(logits_RV, distribution, uniform_R)
-    return draw_tempered(logits_RV, number(distribution[0]), uniform_R)
 
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.engine.native import graph
+from covey.engine.native import graph, runner
 from covey.engine.native.decode_weights import FusedAdapter
 from covey.engine.native.engine import NativeEngine
 from covey.policy.attention.base import Heads
@@ -16,7 +16,7 @@ from covey.policy.policy import Policy
 from covey.types import Completion, Sampling
 
 from ...support.builders import nano
-from ...support.flash import flash_forward
+from ...support.flash import cascade_attend, flash_forward
 from ..tiny import plain_logprobs, tiny_model, tiny_policy
 from .test_engine import GENEROUS, PROMPTS, SETTINGS, sampled, tokens
 
@@ -76,6 +76,41 @@ def test_rollouts_through_flash_attention_over_the_cache_are_the_same(
     assert calls
     monkeypatch.undo()
     assert_same(found, run(False, samplings, architecture, n=7)[0])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2-window"])
+def test_rollouts_with_prompts_read_once_for_their_group_are_the_same(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one group enter in waves, move and leave, so that tiles are made anew."""
+    monkeypatch.setattr(graph, "can_flash", lambda heads: True)
+    monkeypatch.setattr(graph, "can_share", lambda policy, shape: True)
+    monkeypatch.setattr(graph, "flash_rows", lambda *given: pytest.fail("every prompt is shared"))
+    monkeypatch.setattr(graph, "repeats_much", lambda rows: True)
+    monkeypatch.setattr(graph.Tiles, "attend", cascade_attend)
+    samplings = [Sampling(max_tokens=20, seed=seed) for seed in range(4)]
+    found, _ = run(True, samplings, architecture, n=11, max_rows=14)
+    monkeypatch.undo()
+    assert_same(found, run(False, samplings, architecture, n=11)[0])
+
+
+def test_the_next_steps_are_launched_before_the_last_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was launched ahead is drawn once, and read with the one before it where a row has ended."""
+    events: list[str] = []
+    step, read = graph.one_step, runner.UnreadSteps.read
+    monkeypatch.setattr(graph, "one_step", lambda *given: (events.append("step"), step(*given))[1])
+    monkeypatch.setattr(runner.UnreadSteps, "read", lambda look, rows: (events.append("read"), read(look, rows))[1])
+    alone = [Sampling(max_tokens=34)] * 4
+    found, _ = run(True, alone, n=1, stops=())
+    looks = "".join(event[0] for event in events).split("r")
+    assert [len(steps) for steps in looks] == [16, 8, 8, 1, 0, 0], "33 tokens after the first, 8 at a time"
+    assert_same(found, run(False, alone, n=1, stops=())[0])
+    events.clear()
+    found, engine = run(True, alone, n=8)
+    wanted, one_by_one = run(False, alone, n=8)
+    assert_same(found, wanted)
+    assert engine.take_stats().sampled_tokens == one_by_one.take_stats().sampled_tokens
+    assert "r r" in " ".join(event[0] for event in events), "a row ended, so that both are read before rows move"
 
 
 def test_flash_attention_reads_the_cache_on_a_gpu_in_half_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:

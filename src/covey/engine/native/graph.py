@@ -4,8 +4,9 @@ Rows are a static block, each with its prompt's keys and values before its own. 
 flags are tensors that a step updates in place, so that CUDA captures a step as a graph for each number of rows (8, 16,
 32, ...) and length of the block. Rows that finish between two looks, and padding rows, idle.
 
-On a CPU the same code runs uncaptured. The draw is a pure function of row and position (`sampling.random_uniform`), so
-rollouts do not depend on when the host looks.
+The host reads what eight steps have drawn while the next eight run; what a row drew behind its end is cut. On a CPU the
+same code runs uncaptured. The draw is a pure function of row and position (`sampling.random_uniform`), so rollouts do
+not depend on when the host looks.
 
 Shapes: B rows of the block in use, R of them with a completion, K key/value heads, Q query heads of each, S slots.
 """
@@ -18,26 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
+from covey.engine.native.cache import Cache, CacheNeed, CacheShape
+from covey.engine.native.compiled import NO_FILTERS
 from covey.engine.native.layouts import sinks_of, slots_in, write_tokens
-from covey.engine.native.models import joined
 from covey.engine.native.rows import DecodeRow
-from covey.engine.native.runner import Runner, Sampled, on_host
+from covey.engine.native.runner import Runner, Sampled, UnreadSteps
 from covey.engine.native.scheduler import Scheduler
 from covey.policy.attention.base import Heads, Rule, apply_softcap, within, without_sink
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.attention.varlen import CachedRows, cached_rows, flash_rows
 from covey.policy.kernels.gpu.inductor import compile_once
+from covey.policy.kernels.gpu.tiles import Tiles, repeats_much
+from covey.policy.kernels.gpu.trials import computes
 from covey.policy.policy import Policy, to_device
-from covey.policy.sampling import (
-    Distribution,
-    SampleAlike,
-    partition,
-    random_uniform,
-    sample,
-    sample_compiled,
-    sample_same_params,
-)
+from covey.policy.sampling import Distribution, partition, random_uniform, sample
 
 LOGGER = logging.getLogger(__name__)
 LOOK_EVERY = 8
@@ -47,6 +42,9 @@ SLOT_UNIT = 256
 """Growth of rows where attention reads idle slots too; every growth is another capture."""
 NOBODY = -1
 """Stands for a stop token where the policy has none; never drawn."""
+
+Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(logits_BV, key_B, position_B) -> token_B, logprob_B."""
 
 
 def is_wanted(policy: Policy) -> bool:
@@ -61,13 +59,17 @@ class GraphRunner(Runner):
 
     def __init__(self, policy: Policy, cache: Cache) -> None:
         super().__init__(policy, cache, is_compiled=False)
-        self._sample_alike = sample_compiled if joined.is_wanted(policy) else sample_same_params
         self._states: dict[int, RowState] = {}
         """Row states by number of rows: graphs read and write these very tensors."""
         self._written: tuple[int, int] | None = None
         """Number of rows of the state that is up to date, and the changes of the scheduler it has seen."""
         self._parts: list[tuple[Distribution, Tensor | None]] = []
-        self._graphs: dict[tuple[int, Distribution], Callable[[], None]] = {}
+        self._can_share = can_share(policy, cache.shape)
+        self._shares = False
+        """Whether prompts are read where their groups hold them."""
+        self._ahead: UnreadSteps | None = None
+        """Steps that were launched before the ones that the host has read."""
+        self._graphs: dict[tuple[int, Distribution, bool], Callable[[], None]] = {}
         self._pool: Any = None
         """Memory pool of the graphs' intermediate values: one for all, since one graph runs at a time."""
         self._captures = can_capture(policy.device)
@@ -75,26 +77,26 @@ class GraphRunner(Runner):
         """Whether attention reads slots that are not in use yet."""
 
     def fit(self, scheduler: Scheduler) -> None:
-        """Make room for all rows and prompts up to the next look."""
+        """Make room for all rows and prompts, two looks ahead."""
         length = self._length(scheduler)
         num_groups, longest_prompt = len(scheduler.groups), scheduler.longest_prompt
         num_rows = bucket(len(scheduler.rows))
         if num_rows * scheduler.row_slots + num_groups * longest_prompt + self.cache.kept_slots > self.cache.max_slots:
             num_rows = len(scheduler.rows)
-        before = self.cache.rows.keys[0]
+        before = self._memory()
         self.cache.fit(CacheNeed(num_groups, longest_prompt, num_rows, length, length))
         self._forget_graphs_of_another(before)
 
     def _length(self, scheduler: Scheduler) -> int:
-        """Return each row's slots: its maximum, or up to the next look."""
+        """Return each row's slots: its maximum, or two looks ahead."""
         if not self._reads_idle and not any(request.sessions for request in scheduler.groups):
             return scheduler.row_slots
-        longest = max((self._count_cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
+        longest = max((self._count_cached(row) for row in scheduler.rows), default=0) + 1 + 2 * LOOK_EVERY
         return min(scheduler.row_slots, -(-longest // SLOT_UNIT) * SLOT_UNIT)
 
     def _shrink(self, scheduler: Scheduler) -> None:
         longest = max((self._count_cached(row) for row in scheduler.rows), default=0)
-        before = self.cache.rows.keys[0]
+        before = self._memory()
         self.cache.shrink(
             CacheNeed(len(scheduler.groups), scheduler.longest_prompt, len(scheduler.rows), longest, longest)
         )
@@ -108,57 +110,86 @@ class GraphRunner(Runner):
             own[first : first + len(slot_R), :, :length] = shared[:, :, :length].index_select(0, slot_R)
 
     def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
-        """Draw up to `most` tokens of every row, waiting once."""
+        """Draw up to `most` tokens of every row; launch more unread.
+
+        Those are returned, too, where a row has ended: rows change then.
+        """
         rows = scheduler.rows
         self.fit(scheduler)
-        state = self._place_state(scheduler)
-        steps = min(most, LOOK_EVERY, max(row.sampling.max_tokens - len(row.token_ids) for row in rows))
-        state.count_1.zero_()
-        for _ in range(steps):
-            self._launch(state)
-        found = torch.stack((state.token_SB.to(torch.float64), state.logprob_SB))[:, :steps, : len(rows)].tolist()
-        return [on_host(token_ids, logprobs) for token_ids, logprobs in zip(*found, strict=True)]
+        place = min(bucket(len(rows)), self.cache.rows.num_holders), scheduler.changes
+        look, self._ahead = self._ahead, None
+        if look is None or self._written != place or look.steps > most:
+            self._write_state(rows, place)
+            look = self._look(rows, min(most, LOOK_EVERY))
+        found = []
+        if most >= LOOK_EVERY and _most_left(rows) > look.steps:
+            self._ahead = self._look(rows, LOOK_EVERY, look.steps)
+        found += look.read(len(rows))
+        if self._ahead is not None and self._has_ended(rows, found):
+            found += self._ahead.read(len(rows))
+            self._ahead = None
+        return found
 
     def drop(self) -> None:
         """Release the memory, graphs included."""
         self._forget_graphs()
         self._states.clear()
-        self._written = None
+        self._written = self._ahead = None
         super().drop()
 
-    def _place_state(self, scheduler: Scheduler) -> "RowState":
-        """Return the state on the device, rewritten where rows changed."""
-        rows, num_rows = scheduler.rows, min(bucket(len(scheduler.rows)), self.cache.rows.num_holders)
-        state = self._states.setdefault(num_rows, RowState(num_rows, self._policy))
-        if self._written != (num_rows, scheduler.changes):
-            state.write(rows)
-            samplings = [row.sampling for row in rows]
-            self._parts = partition(samplings + samplings[:1] * (num_rows - len(rows)), self._policy.device)
-            self._written = (num_rows, scheduler.changes)
-        return state
+    def _write_state(self, rows: Sequence[DecodeRow], place: tuple[int, int]) -> None:
+        """Bring the state on the device to what the host knows."""
+        num_rows, _ = place
+        self._states.setdefault(num_rows, RowState(num_rows, self._policy)).write(rows)
+        samplings = [row.sampling for row in rows]
+        self._parts = partition(samplings + samplings[:1] * (num_rows - len(rows)), self._policy.device)
+        lengths = [(len(row.request.prompt_ids), row.sampling.max_tokens, row.request.slot) for row in rows]
+        self._shares = self._can_share and repeats_much(lengths)
+        self._written = place
+
+    def _look(self, rows: Sequence[DecodeRow], most: int, unread: int = 0) -> "UnreadSteps":
+        """Launch steps, and the copy of what they draw, behind `unread` ones."""
+        assert self._written is not None, "a state was written"
+        state = self._states[self._written[0]]
+        steps = min(most, _most_left(rows) - unread)
+        state.count_1.zero_()
+        for _ in range(steps):
+            self._launch(state)
+        return UnreadSteps.of(torch.stack((state.token_SB.to(torch.float64), state.logprob_SB))[:, :steps])
+
+    def _has_ended(self, rows: Sequence[DecodeRow], found: Sequence[Sampled]) -> bool:
+        """Return True where a row drew a stop token or its last."""
+        stops = frozenset[int]().union(*(row.request.stop_ids for row in rows))
+        return min(map(_count_to_draw, rows)) <= len(found) or any(
+            not stops.isdisjoint(token_ids) for token_ids, _ in found
+        )
 
     def _launch(self, state: "RowState") -> None:
         """Run a step; repeats with one distribution run as a graph."""
-        parts, place = self._parts, (state.num_rows, self._parts[0][0])
+        place = state.num_rows, self._parts[0][0], self._shares
         if place in self._graphs:
             self._graphs[place]()
             return
-        one_step(self._policy, self.cache.rows, state, parts, self._sample_alike)
-        if not self._captures or len(parts) > 1:
+        step = partial(one_step, self._policy, self.cache, state, draw_of(self._parts, self._policy), self._shares)
+        step()
+        if not self._captures or len(self._parts) > 1:
             return
-        block = self.cache.rows
         try:
-            again = partial(one_step, self._policy, block, state, parts, self._sample_alike)
-            self._graphs[place], self._pool = capture(again, self._pool)
+            self._graphs[place], self._pool = capture(step, self._pool)
         except RuntimeError as error:  # an operation that the host must wait for, as some architectures have
             self._captures = False
             LOGGER.warning(
                 "CUDA graph capture is disabled, so decoding is slower: %s", str(error).strip().splitlines()[0]
             )
 
-    def _forget_graphs_of_another(self, keys: Tensor) -> None:
-        """Drop the graphs of a block that has been replaced."""
-        if self.cache.rows.keys[0] is not keys:
+    def _memory(self) -> list[Tensor]:
+        """Return tensors at the addresses that graphs know."""
+        return [block.keys[0] for block in (self.cache.prompts, self.cache.rows)]
+
+    def _forget_graphs_of_another(self, memory: Sequence[Tensor]) -> None:
+        """Drop the graphs of blocks that have been replaced."""
+        rows = slice(None if self._can_share else 1, None)
+        if any(now is not then for now, then in zip(self._memory()[rows], memory[rows], strict=True)):
             self._forget_graphs()
 
     def _forget_graphs(self) -> None:
@@ -175,6 +206,7 @@ class RowState:
         self._number_6B = torch.zeros((6, num_rows), dtype=torch.int64, device=device)
         self.newest_B, self.length_B, self.prompt_B, self.limit_B, self.key_B, self.finished_B = self._number_6B
         """Newest token, tokens of this turn, length before it, most tokens of the turn, key of the draw, 1 or 0."""
+        self.tiles = Tiles(num_rows, device)
         self._own_stops = to_device(sorted(policy.stop_ids) or [NOBODY], device)
         self.stop_N = self._own_stops.clone()
         self.token_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.int64, device=device)
@@ -200,23 +232,15 @@ class RowState:
         # Rows with stop tokens of their own are ended by the host alone, a few tokens later
         has_own = any(row.sampling.stop_ids is not None for row in rows)
         self.stop_N.fill_(NOBODY) if has_own else self.stop_N.copy_(self._own_stops)
+        self.tiles.write([(row.request.slot, len(row.request.prompt_ids)) for row in rows])
 
 
-def one_step(
-    policy: Policy,
-    block: CacheBlock,
-    state: RowState,
-    parts: Sequence[tuple[Distribution, Tensor | None]],
-    alike: SampleAlike = sample_same_params,
-) -> None:
+def one_step(policy: Policy, cache: Cache, state: RowState, draw: Draw, shares: bool = False) -> None:
     """Feed every row its newest token and draw the next."""
     position_B = state.prompt_B + state.length_B - 1
-    layout = RowLayout(block, position_B)
+    layout = RowLayout(cache, position_B, state.tiles if shares else None)
     logits_BV = policy.logits(state.newest_B[None], position_B[None], layout)
-    uniform_B = (compile_once(random_uniform) if alike is sample_compiled else random_uniform)(
-        state.key_B, state.length_B
-    )
-    token_B, logprob_B = sample(logits_BV, parts, uniform_B, alike)
+    token_B, logprob_B = draw(logits_BV, state.key_B, state.length_B)
     state.token_SB.index_copy_(0, state.count_1, token_B[None])
     state.logprob_SB.index_copy_(0, state.count_1, logprob_B[None].to(torch.float64))
     state.count_1.add_(1)
@@ -227,14 +251,26 @@ def one_step(
     state.finished_B.bitwise_or_(is_last_B)
 
 
+def draw_of(parts: Sequence[tuple[Distribution, Tensor | None]], policy: Policy) -> Draw:
+    """Return the draw of rows, as one kernel where possible."""
+    temperature, *filters = parts[0][0]
+    is_whole = len(parts) == 1 and temperature > 0 and tuple(filters) == NO_FILTERS
+    if is_whole and policy.compiles and computes("draw", policy.device):
+        from covey.policy.kernels.gpu.draws import draw_tempered  # needs triton
+
+        return lambda logits, key, position: draw_tempered(logits, temperature, key, position)
+    uniform = compile_once(random_uniform) if policy.compiles else random_uniform
+    return lambda logits, key, position: sample(logits, parts, uniform(key, position))
+
+
 class RowLayout:
     """One token per row, stored behind the row's prompt.
 
-    A token's position is its slot.
+    A token's position is its slot. With `tiles`, prompts are read where their groups hold them.
     """
 
-    def __init__(self, block: CacheBlock, position_B: Tensor) -> None:
-        self._block = block
+    def __init__(self, cache: Cache, position_B: Tensor, tiles: Tiles | None = None) -> None:
+        self._block, self._prompts, self._tiles = cache.rows, cache.prompts, tiles
         self._position_B = position_B
         self._places: dict[int, Tensor] = {}
         self._biases: dict[tuple[int | None, int], Tensor] = {}
@@ -259,7 +295,11 @@ class RowLayout:
         num_rows, num_heads = query_BHTD.shape[2], keys.shape[1]
         if can_flash(Heads(keys.dtype, keys.device.type, keys.shape[-1], values.shape[-1], rule.is_plain)):
             query_RHD = query_BHTD[0].transpose(0, 1).to(keys.dtype)
-            out_RHD = flash_rows(query_RHD, keys, values, self._rows(num_heads), rule)
+            if self._tiles is not None:
+                shared = self._prompts.keys[layer], self._prompts.values[layer]
+                out_RHD = self._tiles.attend(query_RHD, shared, (keys, values), self._position_B, rule)
+            else:
+                out_RHD = flash_rows(query_RHD, keys, values, self._rows(num_heads), rule)
             return out_RHD.transpose(0, 1)[None]
         query = query_BHTD[0].transpose(0, 1).unflatten(1, (num_heads, -1)).flatten(0, 1).to(keys.dtype)
         key, value = (cached[:num_rows].flatten(0, 1) for cached in (keys, values))
@@ -314,6 +354,24 @@ def reads_exactly(policy: Policy, shape: CacheShape) -> bool:
     """Return True where all layers read cached rows through FlashAttention."""
     is_plain, kind = all(heads.is_plain for heads in policy.heads), shape.device.type
     return all(can_flash(Heads(shape.dtype, kind, each.key_width, each.value_width, is_plain)) for each in shape.layers)
+
+
+def can_share(policy: Policy, shape: CacheShape) -> bool:
+    """Return True where Triton reads prompts of all layers for their groups."""
+    if not reads_exactly(policy, shape):
+        return False
+    queries = policy.causal_lm.config.get_text_config(decoder=True).num_attention_heads
+    kinds = {(each.num_heads, queries // each.num_heads, each.key_width) for each in shape.layers}
+    return all(computes("cascade", shape.device, shape.dtype, *kind) for kind in kinds)
+
+
+def _count_to_draw(row: DecodeRow) -> int:
+    """Count the tokens that a row may still draw."""
+    return row.sampling.max_tokens - len(row.token_ids)
+
+
+def _most_left(rows: Sequence[DecodeRow]) -> int:
+    return max(map(_count_to_draw, rows))
 
 
 def can_capture(device: torch.device) -> bool:

@@ -6,6 +6,7 @@ Shapes: N prompts encoded now, R rows, V vocabulary.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -248,6 +249,37 @@ def on_host(token_ids: list[float], logprobs: list[float]) -> Sampled:
     if not math.isfinite(sum(logprobs)):
         raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")
     return [int(token_id) for token_id in token_ids], logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadSteps:
+    """Hold launched steps, whose tokens are on their way to the host."""
+
+    drawn_2SB: Tensor
+    """Tokens and log-probs."""
+    is_there: Any
+    """Event of a GPU after which they are on the host; else None."""
+
+    @staticmethod
+    def of(drawn_2SB: Tensor) -> "UnreadSteps":
+        if not torch.cuda.is_available():
+            return UnreadSteps(drawn_2SB, None)
+        host = torch.empty(drawn_2SB.shape, dtype=drawn_2SB.dtype, pin_memory=True)
+        host.copy_(drawn_2SB, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return UnreadSteps(host, event)
+
+    @property
+    def steps(self) -> int:
+        return self.drawn_2SB.shape[1]
+
+    def read(self, num_rows: int) -> list[Sampled]:
+        """Wait for the tokens of each step, and for nothing launched later."""
+        if self.is_there is not None:
+            self.is_there.synchronize()
+        token_SR, logprob_SR = self.drawn_2SB[:, :, :num_rows].tolist()
+        return [on_host(token_ids, logprobs) for token_ids, logprobs in zip(token_SR, logprob_SR, strict=True)]
 
 
 def cache_shape(policy: Policy) -> CacheShape:
