@@ -83,9 +83,10 @@ class Client:
 
     async def result(self, promise: str) -> Any:
         """Return a promise's result: metrics and log-probs, bytes of samples, or JSON."""
-        found = await self.service.retrieve(promise)
-        if found.kind == "application/json":
-            return json.loads(found.body)
+        while (found := await self.service.retrieve(promise)).kind == "application/json":
+            content = json.loads(found.body)
+            if content.get("type") != "try_again":
+                return content
         return found.body if ":sample:" in promise else read_output(found.body)
 
     async def begin(self) -> None:

@@ -103,6 +103,11 @@ class HttpServer:
             answer = _refusal(RequestRefused(error.error_status_hint, f"the request is no HTTP: {error}"))
         except RequestRefused as refused:
             answer = _refusal(refused)
+        except (OSError, EOFError, TimeoutError):
+            raise
+        except Exception as error:
+            LOGGER.exception("a request failed")
+            answer = _refusal(RequestRefused(500, f"a defect of the server: {type(error).__name__}"))
         if connection.our_state in FINISHED:
             return False
         await self._send(connection, writer, answer)
