@@ -71,7 +71,7 @@ def train(
     validate(config)
     if config.resume is not None and not as_typed:
         check_changes(config, Path(output_dir))
-    for warning in check_early(config, loads_model=given.model is None, loads_reference=given.reference is None):
+    for warning in check_early(config, loads_model=given.model is None, loads_reference=given.compared.reference is None):
         LOGGER.warning(warning)
     ranks.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)
@@ -246,7 +246,7 @@ def update(
         metrics = trainer.step(batches, step, hold)
         trainer.drop_gradients()
         if metrics["num_rollouts_trained"] == 0:  # of all ranks: measured all the same, so that curves have no holes
-            batch = make_measured_batch([*groups, *(one.group for one in dropped)], run.policy, run.packing)
+            batch = make_measured_batch([*groups, *(one.group for one in dropped)], trainer, run.packing)
             metrics |= trainer.measure(batch, step)
         elif config.doctor.enabled and is_gain_measured(step):
             metrics |= measure_update_gain(groups, trainer, run.packing)

@@ -256,6 +256,14 @@ class MicroBatch:
     """Prompt of each rollout (row)."""
     advantage_L: "Tensor"
     sampler_logprob_L: "Tensor"
+    taught_L: "Tensor | None" = None
+    """bool: loss tokens that have a teacher; None: all, or there is no teacher."""
+    taught: "MicroBatch | None" = None
+    """The same tokens after what the teacher reads in place of the prompt; None: it reads the prompt."""
+    supervised_L: "Tensor | None" = None
+    """bool: tokens of given answers, to learn as they are; None: all were sampled."""
+    num_supervised: int = 0
+    """Such answers among the rows."""
 
     @property
     def num_rows(self) -> int:
@@ -277,6 +285,10 @@ class Batch:
     """Rollouts with at least one loss token."""
     num_rollouts: int
     """All rollouts, those without loss tokens included."""
+    taught: tuple[int, int] = (0, 0)
+    """Loss tokens that have a teacher, and their sequences, over all ranks too."""
+    supervised: tuple[int, int] = (0, 0)
+    """Tokens of given answers that are learnt as they are, and these answers."""
 
 
 LIKELIHOODS = ("trajectory", "one_step")

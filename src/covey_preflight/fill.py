@@ -6,10 +6,10 @@ The other checks measure loading, masked tokens, and agreement of engine and tra
 from dataclasses import replace
 
 from covey.policy import sharding
-from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.logprobs import Scoring, exact_kl, score_tokens
 from covey.policy.policy import inference
 from covey.policy.reference import Reference
-from covey.trainer.forward import ScoringContext, objective_inputs, score_frozen
+from covey.trainer.forward import REFERENCE, ScoringContext, objective_inputs, score_frozen
 from covey_preflight.policy import whole_batch
 from covey_preflight.subject import Check, PreflightContext
 
@@ -49,8 +49,10 @@ def check_kl(subject: PreflightContext) -> Check:
     for micro_batch in whole_batch(subject).micro_batches:
         prepared = score_frozen(forward, micro_batch, several=False, keep_old=False)
         with inference(run.policy.model):
-            exact = reference if isinstance(reference, Reference) and objective.needs_full_kl else None
-            scores = score_tokens(run.policy, micro_batch, scoring, prepared.kept, exact)
+            compared = {}
+            if isinstance(reference, Reference) and objective.needs_full_kl:
+                compared[REFERENCE] = exact_kl(reference)
+            scores = score_tokens(run.policy, micro_batch, scoring, prepared.kept, compared)
         kl_NT = objective.kl_values(objective_inputs(prepared, scores))
         found = max(found, float(kl_NT.abs().max()))
     remedy = "the reference is not the policy that is trained: look at model and cold_start"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from transformers import AutoTokenizer, TrainerCallback, TrainerState
 
 from covey.api.objects import HOME, model_name, reward_entry, tool_entry
-from covey.api.request import Request, reference_setting
+from covey.api.request import Arguments, Request, frozen_settings
 from covey.api.result import Result
 from covey.api.settings import make_config
 from covey.api.training import run_request
@@ -172,7 +172,7 @@ class GRPOTrainer:
             config = replace(config, resume=str(folder))
         model, tokenizer = self._given
         self.__dict__.pop("_untrained", None)  # its memory is that of the policy
-        compared = None if isinstance(self._reference, str | Path) else self._reference
+        compared = Arguments(reference=self._reference).compared_in_memory
         given = RunObjects(model, tokenizer, self._make_environment, compared)
         with named_in_errors():
             self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
@@ -278,7 +278,7 @@ class GRPOTrainer:
             "reward_weights": list(self.args.reward_weights or []),
             "environment.in_process": True,
             "environment.timeout": REWARD_SECONDS,
-            **reference_setting(self._reference),
+            **frozen_settings(Arguments(reference=self._reference)),
             **_device_setting(self.args),
             **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
             **self._tool_settings(),

@@ -12,9 +12,9 @@ from torch import Tensor
 from covey.algorithm.aggregation import AGGREGATIONS, count_totals
 from covey.algorithm.build import build_objective
 from covey.algorithm.corrections import m2po_keep, row_mean
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.losses import LOSSES
 from covey.algorithm.metrics import combine, summarise, weight_sums
-from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 
 NEEDED: dict[str, dict[str, Any]] = {"dro": {"beta": 0.3}}

@@ -12,7 +12,7 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, clip_advantages
-from covey.algorithm.objective import ObjectiveInputs
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.shelves import former, preset_file, presets
 from covey.system.lookup import check_options

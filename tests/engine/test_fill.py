@@ -12,7 +12,7 @@ from torch import Tensor
 from covey.engine.fill import FillEngine, FillRequest, OwnWeightsFillEngine, Read, _most_confident
 from covey.engine.weights import make_weight_set
 from covey.policy.attention.bidirectional import WHOLE
-from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.logprobs import Scoring, exact_kl, score_tokens
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
 from covey.rollouts.rollout import filled_rollout
@@ -82,7 +82,7 @@ def test_scores_are_the_formulas_of_the_masked_policy(architecture: str) -> None
     for ids, group in zip(INPUTS, groups, strict=True):
         (batch,) = make([group]).micro_batches
         with torch.no_grad():
-            scores = score_tokens(policy, batch, Scoring(sampling, 0), None, reference)
+            scores = score_tokens(policy, batch, Scoring(sampling, 0), None, {"r": exact_kl(reference)})
         place = (torch.tensor([ids]), torch.arange(len(ids))[None], WHOLE)
         with torch.no_grad():
             logits, ref_logits = (p.logits(*place)[None] for p in (policy, other))
@@ -90,12 +90,11 @@ def test_scores_are_the_formulas_of_the_masked_policy(architecture: str) -> None
         samples = torch.tensor([[[r.target_ids[p] for p in positions[0].tolist()] for r in group.rollouts]])
         expected = fill_log_probs(logits, positions, samples, temperature=0.8)
         torch.testing.assert_close(scores.logprob_L, expected.flatten(), rtol=0, atol=1e-5)
-        assert scores.full_kl_L is not None
         kl, entropy = (
             fill_kl(logits, ref_logits, positions, temperature=0.8),
             fill_entropy(logits, positions, temperature=0.8),
         )
-        torch.testing.assert_close(scores.full_kl_L, kl.repeat(4, 1).flatten(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(scores.compared["r"].value_L, kl.repeat(4, 1).flatten(), rtol=0, atol=1e-5)
         torch.testing.assert_close(scores.entropy_L, entropy.repeat(4, 1).flatten(), rtol=0, atol=1e-5)
 
 

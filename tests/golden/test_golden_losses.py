@@ -8,10 +8,10 @@ from torch import Tensor
 from covey.algorithm.aggregation import Reduction, StepCounts, aggregate, count_totals
 from covey.algorithm.corrections import WeightOptions, importance_weights
 from covey.algorithm.kl import KLOptions, kl_penalty
-from covey.algorithm.loss_inputs import LossInputs, RatioOptions, loss_inputs
+from covey.algorithm.loss_inputs import LossInputs, ObjectiveInputs, RatioOptions, loss_inputs
 from covey.algorithm.losses import LOSSES
 from covey.algorithm.metrics import event_sums, mean_over, ratio_sums
-from covey.algorithm.objective import DENOMINATORS, ObjectiveInputs
+from covey.algorithm.objective import DENOMINATORS
 
 from .cases import Case, check, check_all, golden, tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .cases import VALUES, Case, read_cases, shared_folder
+from .cases import VALUES, Case, shared_cases
 from .formulas.table import expected
 from .generate import DOCUMENTS, text_of
 from .settings.draws import Document
@@ -88,6 +88,6 @@ def agree(got: Any, wanted: Any, case: Case) -> bool:
 @pytest.mark.shared
 def test_the_formulas_of_the_generator_agree_with_the_values_of_other_libraries(shared: Path) -> None:
     # "clipped_ratio" is what one library calls CISPO, and a loss that nobody should use.
-    cases = [c for c in read_cases("*", folder=shared_folder()) if c.params.get("loss") != "clipped_ratio"]
+    cases = [c for c in shared_cases("*") if c.params.get("loss") != "clipped_ratio"]
     assert len(cases) >= 690
     assert {case.id: found for case in cases if (found := differences(case))} == {}

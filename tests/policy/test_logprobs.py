@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from covey.policy.logprobs import Scoring, allowed_tokens, score_tokens
+from covey.policy.logprobs import Scoring, allowed_tokens, exact_kl, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
@@ -80,7 +80,9 @@ def test_the_exact_kl_is_between_the_policies_at_the_sampling_temperature() -> N
     with torch.no_grad():
         log_p_LV, log_q_LV = ((p.logits(*place)[micro.source_L] / 0.5).log_softmax(-1) for p in (policy, other))
         scoring = Scoring(Sampling(temperature=0.5), 0)
-        found = score_tokens(policy, micro, scoring, reference=Reference(other, None)).full_kl_L
+        found = (
+            score_tokens(policy, micro, scoring, compared={"r": exact_kl(Reference(other, None))}).compared["r"].value_L
+        )
     assert found is not None
     assert torch.allclose(found, (log_p_LV.exp() * (log_p_LV - log_q_LV)).sum(-1), atol=1e-4)
 

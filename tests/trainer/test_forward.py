@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from covey.algorithm.build import build_objective
-from covey.algorithm.objective import ObjectiveInputs
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.engine.native.engine import NativeEngine
 from covey.environments.episode import Answer, Episode, Observation

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.build import build_objective
-from covey.algorithm.loss_inputs import LEVELS
+from covey.algorithm.loss_inputs import LEVELS, ObjectiveInputs
 from covey.algorithm.losses import LOSSES
-from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import Scoring
 from covey.policy.reference import make_reference

@@ -17,7 +17,7 @@ from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.credit.assign import shape_rewards
 from covey.algorithm.credit.scores import scores
-from covey.algorithm.objective import ObjectiveInputs
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.config.validate import validate

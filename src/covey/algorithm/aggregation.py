@@ -27,11 +27,15 @@ class StepCounts:
     """Rollouts with at least one loss token."""
     num_rows: int
     """All rollouts."""
+    taught: tuple[int, int] = (0, 0)
+    """Loss tokens that have a teacher, and their sequences."""
+    supervised: tuple[int, int] = (0, 0)
+    """Tokens that are learnt as they are, and their answers."""
 
-    def __add__(self, other: "StepCounts") -> "StepCounts":
-        return StepCounts(
-            self.num_tokens + other.num_tokens, self.num_sequences + other.num_sequences, self.num_rows + other.num_rows
-        )
+    def of(self, part: str) -> "StepCounts":
+        """Return the counts of `taught` or `supervised` tokens alone."""
+        tokens, sequences = {"taught": self.taught, "supervised": self.supervised}[part]
+        return StepCounts(tokens, sequences, self.num_rows if part == "taught" else sequences)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from covey.algorithm.loss_inputs import LEVELS, RatioOptions
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES, Loss
 from covey.algorithm.objective import DENOMINATORS, KLTerms, Objective
 from covey.algorithm.settings import AlgorithmConfig
+from covey.algorithm.teacher.terms import BASES, FORMS, SUPPORTS, TAILS, TERMS, TeacherTerm, choose_lessons
 from covey.system import custom
 from covey.system.lookup import check_options, one_of, resolve
 
@@ -74,6 +75,46 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
         m2po_threshold=_positive("m2po_threshold", algorithm.m2po_threshold),
         kl=_kl_terms(algorithm, length),
         entropy_bonus=Reduction(algorithm.entropy_aggregation, length, algorithm.count_empty) if has_bonus else None,
+        teacher=_teacher_term(algorithm),
+        reward_weight=algorithm.reward_weight,
+        supervised_coef=algorithm.sft_coef,
+    )
+
+
+def _teacher_term(algorithm: AlgorithmConfig) -> TeacherTerm | None:
+    """Build the teacher's term, None without one. ValueError for its options."""
+    if algorithm.teacher is None:
+        return None
+    kind, options, where = algorithm.teacher_term, algorithm.teacher_options, "algorithm.teacher_options"
+    function = TERMS[kind]
+    check_options(function, options, setting=where)
+    if options.get("form") == "k1":
+        raise ValueError(f"{where}.form must be {', '.join(FORMS)}, got k1: its average gradient is 0")
+    for name, table in TEACHER_CHOICES.items():
+        if name in options:
+            one_of(f"{where}.{name}", options[name], table)
+    if options.get("log_prob_floor") is not None and options.get("tail") != "none":
+        raise ValueError(f"{where}.log_prob_floor needs {where}.tail=none, got {options.get('tail', 'bucket')}")
+    if options.get("discount") and options.get("prefix_gamma"):
+        raise ValueError(f"{where}.prefix_gamma needs {where}.discount=0, got {options['discount']:g}")
+    check_options(choose_lessons, algorithm.teacher_selection, setting="algorithm.teacher_selection")
+    is_convex, own_totals = algorithm.teacher_mix == "convex", algorithm.teacher_denominator == "teacher_tokens"
+    if is_convex and algorithm.teacher_coef > 1:
+        raise ValueError(f"teacher_coef must be <= 1 with teacher_mix=convex, got {algorithm.teacher_coef:g}")
+    if own_totals and kind == "advantage" and algorithm.reward_weight > 0:
+        raise ValueError(
+            f"teacher_denominator=teacher_tokens needs reward_weight=0 with teacher_term=advantage, "
+            f"got {algorithm.reward_weight:g}"
+        )
+    return TeacherTerm(
+        kind,
+        partial(function, **options),
+        algorithm.teacher_coef,
+        options.get("base", "current"),
+        None if kind == "divergence" else options.get("clip"),
+        is_convex,
+        own_totals,
+        algorithm.teacher_max_ratio,
     )
 
 
@@ -173,3 +214,7 @@ def _positive(name: str, value: float | None) -> float | None:
     if value is not None and not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be > 0, got {value}")
     return value
+
+
+TEACHER_CHOICES = {"base": BASES, "form": FORMS, "support": SUPPORTS, "tail": TAILS}
+"""Options of a teacher's term that are words."""

@@ -5,7 +5,7 @@ Notation: N rollouts, T loss-token positions after padding. Masks are boolean, T
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -140,6 +140,65 @@ def loss_inputs(
         mask_NT=mask_NT,
         selected_NT=torch.zeros_like(mask_NT) if selected_NT is None else selected_NT & mask_NT,
         ratio_options=ratio_options or RatioOptions(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveInputs:
+    """The objective's inputs, tensors (N, T), None where `needs_...` is False.
+
+    Outside the mask anything may stand, NaN included. Before the first update on a batch `old_log_probs_NT` is
+    `log_probs_NT.detach()`.
+    """
+
+    log_probs_NT: Tensor
+    """Log-probs of the sampled tokens under the policy, with gradient."""
+    old_log_probs_NT: Tensor
+    """Log-probs under the trainer's weights before the first update on this batch."""
+    sampler_log_probs_NT: Tensor
+    """Log-probs recorded by the engine."""
+    advantages: Tensor
+    """(N,) or (N, T)."""
+    mask_NT: Tensor
+    """bool: the loss tokens."""
+    ref_log_probs_NT: Tensor | None = None
+    entropy_NT: Tensor | None = None
+    """Entropy of the policy at each position, nats; with gradient where `needs_entropy_gradient`."""
+    full_kl_NT: Tensor | None = None
+    """Exact KL(policy || reference) at each position (`kl.full_kl`), with gradient."""
+    balance_NT: Tensor | None = None
+    """Balancing loss of each rollout's experts at all its tokens, coefficient included, with gradient."""
+    teacher_log_probs_NT: Tensor | None = None
+    teacher_mask_NT: Tensor | None = None
+    """bool: tokens that a teacher judged."""
+    divergence_NT: Tensor | None = None
+    """Divergence of policy and teacher at each position (`teacher.divergence`), with gradient."""
+    supervised_NT: Tensor | None = None
+    """bool: tokens of answers to learn as they are, outside the mask."""
+
+    def to(self, device: torch.device) -> "ObjectiveInputs":
+        """Return the same rows on another device."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: values.to(device) for name, values in given.items() if values is not None})
+
+
+def apply_mask(inputs: ObjectiveInputs) -> ObjectiveInputs:
+    """Set every tensor to 0 outside the mask, in float32 at least."""
+
+    def clean(values_NT: Tensor | None) -> Tensor | None:
+        return None if values_NT is None else select(at_least_float32(values_NT), inputs.mask_NT)
+
+    either_NT = inputs.mask_NT if inputs.supervised_NT is None else inputs.mask_NT | inputs.supervised_NT
+    return replace(
+        inputs,
+        log_probs_NT=select(at_least_float32(inputs.log_probs_NT), either_NT),
+        old_log_probs_NT=select(at_least_float32(inputs.old_log_probs_NT), inputs.mask_NT).detach(),
+        sampler_log_probs_NT=select(at_least_float32(inputs.sampler_log_probs_NT), inputs.mask_NT).detach(),
+        ref_log_probs_NT=clean(inputs.ref_log_probs_NT),
+        entropy_NT=clean(inputs.entropy_NT),
+        full_kl_NT=clean(inputs.full_kl_NT),
+        teacher_log_probs_NT=clean(inputs.teacher_log_probs_NT),
+        divergence_NT=clean(inputs.divergence_NT),
     )
 
 

@@ -116,9 +116,15 @@ def dppo_tv_ratio(
     return _kept_ratio(inputs, keep_NT, adv_tau) + kl_tau * inputs.delta.square()
 
 
-def ipo_mask(inputs: LossInputs, *, div: float = 0.1, adv_tau: float = 1.0, kl_tau: float = 1e-3) -> Tensor:
-    """`dppo_tv_ratio` that keeps a token iff its probability moved by at most `div`, in either direction (prime-rl)."""
-    moved_NT = _probability_gain(inputs).abs()
+def ipo_mask(
+    inputs: LossInputs, *, div: float = 0.1, adv_tau: float = 1.0, kl_tau: float = 1e-3, falls_only: bool = False
+) -> Tensor:
+    """`dppo_tv_ratio` that keeps a token iff its probability moved by at most `div`, in either direction (prime-rl).
+
+    With `falls_only` a token whose probability rose is always kept.
+    """
+    gain_NT = _probability_gain(inputs)
+    moved_NT = -gain_NT if falls_only else gain_NT.abs()
     return _kept_ratio(inputs, moved_NT <= div, adv_tau) + kl_tau * inputs.delta.square()
 
 

@@ -33,7 +33,10 @@ class Average(NamedTuple):
 
 
 Sums = dict[str, Average]
-LOSS_TERMS = ("loss", "policy_loss", "kl_loss", "sampler_kl_loss", "entropy_loss", "router_loss")
+LOSS_TERMS = (
+    *("loss", "policy_loss", "kl_loss", "sampler_kl_loss", "entropy_loss", "router_loss"),
+    *("teacher_loss", "supervised_loss"),
+)
 """Terms that the objective adds up."""
 MEASURED = (*LOSS_TERMS[:2], "ratio", "approx_kl", "mismatch", "mismatch_kl", "entropy", "ess_fraction")
 """Metrics logged at every step: null where no token was scored."""

@@ -8,7 +8,7 @@ Notation: N rollouts, T loss-token positions after padding.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,43 +26,20 @@ from covey.algorithm.corrections import (
     rejection_keep,
 )
 from covey.algorithm.kl import KLOptions, kl_penalty
-from covey.algorithm.loss_inputs import LossInputs, RatioOptions, at_least_float32, loss_inputs, select
+from covey.algorithm.loss_inputs import (
+    LossInputs,
+    ObjectiveInputs,
+    RatioOptions,
+    apply_mask,
+    at_least_float32,
+    loss_inputs,
+    select,
+)
 from covey.algorithm.losses import Loss
 from covey.algorithm.metrics import largest_gap, largest_weight, mean_over
+from covey.algorithm.teacher.terms import TeacherTerm, stale_weight, taught_of, teacher_sums
 from covey.algorithm.token_selection import high_entropy_mask, high_entropy_threshold
 from covey.system import custom
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectiveInputs:
-    """The objective's inputs, tensors (N, T), None where `needs_...` is False.
-
-    Outside the mask anything may stand, NaN included. Before the first update on a batch `old_log_probs_NT` is
-    `log_probs_NT.detach()`.
-    """
-
-    log_probs_NT: Tensor
-    """Log-probs of the sampled tokens under the policy, with gradient."""
-    old_log_probs_NT: Tensor
-    """Log-probs under the trainer's weights before the first update on this batch."""
-    sampler_log_probs_NT: Tensor
-    """Log-probs recorded by the engine."""
-    advantages: Tensor
-    """(N,) or (N, T)."""
-    mask_NT: Tensor
-    """bool: the loss tokens."""
-    ref_log_probs_NT: Tensor | None = None
-    entropy_NT: Tensor | None = None
-    """Entropy of the policy at each position, nats; with gradient where `needs_entropy_gradient`."""
-    full_kl_NT: Tensor | None = None
-    """Exact KL(policy || reference) at each position (`kl.full_kl`), with gradient."""
-    balance_NT: Tensor | None = None
-    """Balancing loss of each rollout's experts at all its tokens, coefficient included, with gradient."""
-
-    def to(self, device: torch.device) -> "ObjectiveInputs":
-        """Return the same rows on another device."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: values.to(device) for name, values in given.items() if values is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +94,11 @@ class Objective:
     kl: KLTerms
     entropy_bonus: Reduction | None
     """Reduction of the tokens' entropies to one number; None without a bonus."""
+    teacher: TeacherTerm | None = None
+    reward_weight: float = 1.0
+    """Factor of the advantages that rewards give."""
+    supervised_coef: float = 0.0
+    """Weight of the supervised term."""
 
     @property
     def needs_reference(self) -> bool:
@@ -129,13 +111,14 @@ class Objective:
         reads_ratio = self.loss.reads_old and self.denominator == "old"
         reads_weights = self.weights is not None or bool(self.criteria)
         is_weighted = self.kl.active and self.kl.in_loss and self.kl.options.gradient == "is_weighted"
-        return reads_ratio or reads_weights or is_weighted or self.m2po_threshold is not None
+        is_taught = self.teacher is not None and self.teacher.needs_old
+        return reads_ratio or reads_weights or is_weighted or is_taught or self.m2po_threshold is not None
 
     @property
     def zero_advantage_is_free(self) -> bool:
         """Return True if rollouts of advantage 0 can be skipped."""
         # A KL in the reward has no gradient here, but what is measured of it steers its coefficient.
-        others = self.kl.active or self.kl.sampler_coef != 0 or self.needs_entropy_gradient
+        others = self.kl.active or self.kl.sampler_coef != 0 or self.needs_entropy_gradient or self.teacher is not None
         return self.loss.proportional and not others and not self.needs_batch_selection
 
     @property
@@ -147,6 +130,11 @@ class Objective:
     def needs_full_kl(self) -> bool:
         """Return True if `full_kl_NT` must be given."""
         return self.kl.active and self.kl.full
+
+    @property
+    def needs_divergence(self) -> bool:
+        """Return True if `divergence_NT` must be given."""
+        return self.teacher is not None and self.teacher.kind == "divergence"
 
     @property
     def needs_batch_selection(self) -> bool:
@@ -163,7 +151,10 @@ class Objective:
         """
         penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
         of_others = ([self.kl.reduction] if penalised else []) + ([self.entropy_bonus] if self.entropy_bonus else [])
-        return frozenset(map(divisor, (self.reduction, *of_others)))
+        apart = {"taught": self.teacher is not None and self.teacher.own_totals, "supervised": self.supervised_coef > 0}
+        return frozenset(
+            (*map(divisor, (self.reduction, *of_others)), *(name for name, is_on in apart.items() if is_on))
+        )
 
     def grad_is_known_before_forward(self, *, is_current: bool, old_is_given: bool) -> bool:
         """Return True if d loss / d log-prob is known before the forward pass.
@@ -171,10 +162,12 @@ class Objective:
         `is_current`: the policy is still the old policy, so their ratios are 1; `old_is_given`: the policy's log-probs
         are known with the old ones. A custom loss may read more; the result is checked.
         """
-        if self.needs_entropy_gradient or self.needs_full_kl:
+        if self.needs_entropy_gradient or self.needs_full_kl or self.needs_divergence:
             return False
         if is_current and old_is_given:
             return True
+        if self.teacher is not None and (self.teacher.is_loss or self.teacher.base != "behaviour"):
+            return False
         penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
         corrected = self.weights is not None or self.sequence_delta is not None
         if penalised or corrected or self.criteria:
@@ -188,7 +181,7 @@ class Objective:
         `inputs` holds the rows of all micro-batches and ranks.
         `seed` decides draws (clip_cov); pass another one at every step.
         """
-        inputs = apply_mask(inputs)
+        inputs = self._ready(inputs)
         keep_NT, weight_mean = inputs.mask_NT, inputs.log_probs_NT.new_ones(())
         # Drop the tokens farthest from the sampler (M2PO, arXiv 2510.01161)
         if self.m2po_threshold is not None:
@@ -234,13 +227,16 @@ class Objective:
         tokens before any rejection, so that rejecting does not raise the step size.
         """
         assert statistics is not None or not self.needs_batch_selection, "this objective needs batch_statistics"
-        inputs = apply_mask(inputs)
+        inputs = self._ready(inputs)
         loss_in = self._loss_inputs(inputs, statistics)
         keep_NT, weights_NT = self._keep_and_weights(inputs, statistics)
         loss_NT, own = evaluate_loss(self.loss.function, loss_in)
         term_NT = torch.where(keep_NT, loss_NT * weights_NT, 0.0)
-        pieces = {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.reduction)}
+        pieces = self._policy_and_teacher(term_NT, inputs, weights_NT, totals)
         pieces |= self._penalties(inputs, totals, kl_coef, entropy_coef)
+        if inputs.supervised_NT is not None:
+            term = aggregate(-inputs.log_probs_NT, inputs.supervised_NT, totals.of("supervised"), self.reduction)
+            pieces["supervised_loss"] = self.supervised_coef * term
         if inputs.balance_NT is not None:
             pieces["router_loss"] = aggregate(inputs.balance_NT, inputs.mask_NT, totals, self.reduction)
         loss = torch.stack(list(pieces.values())).sum()
@@ -253,11 +249,43 @@ class Objective:
     def maxima(self, inputs: ObjectiveInputs) -> dict[str, Tensor]:
         """Return the largest ratio and sampler mismatch, to combine by max."""
         with torch.no_grad():
-            loss_in = self._loss_inputs(apply_mask(inputs), None)
+            loss_in = self._loss_inputs(self._ready(inputs), None)
             return {
                 "ratio_max": largest_weight(loss_in.log_ratio, inputs.mask_NT),
                 "mismatch_max": largest_gap(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, inputs.mask_NT),
             }
+
+    def _ready(self, inputs: ObjectiveInputs) -> ObjectiveInputs:
+        """Apply the mask, and add the teacher's advantages to those of rewards."""
+        inputs = apply_mask(inputs)
+        if self.reward_weight != 1:
+            inputs = replace(inputs, advantages=self.reward_weight * inputs.advantages)
+        if self.teacher is None or self.teacher.is_loss:
+            return inputs
+        given = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages[:, None]
+        added_NT = self.teacher.coef * self.teacher.function(taught_of(inputs))
+        return replace(inputs, advantages=select(given.expand_as(added_NT), inputs.mask_NT) + added_NT)
+
+    def _policy_and_teacher(
+        self, term_NT: Tensor, inputs: ObjectiveInputs, weights_NT: Tensor, totals: StepCounts
+    ) -> dict[str, Tensor]:
+        """Return the losses of policy and teacher; weights for the sampler hold for both."""
+        teacher = self.teacher
+        if teacher is None:
+            return {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.reduction)}
+        taught = taught_of(inputs)
+        mask_NT = taught.mask_NT if teacher.own_totals else inputs.mask_NT
+        counted = totals.of("taught") if teacher.own_totals else totals
+        if not teacher.is_loss:
+            return {"policy_loss": aggregate(term_NT, mask_NT, counted, self.reduction)}
+        loss = aggregate(term_NT, inputs.mask_NT, totals, self.reduction)
+        values_NT = inputs.divergence_NT if teacher.kind == "divergence" else teacher.function(taught)
+        assert values_NT is not None, "teacher_term=divergence needs divergence_NT"
+        values_NT = select(values_NT * stale_weight(taught, teacher.largest_weight) * weights_NT, taught.mask_NT)
+        return {
+            "policy_loss": (1 - teacher.coef if teacher.is_convex else 1.0) * loss,
+            "teacher_loss": teacher.coef * aggregate(values_NT, mask_NT, counted, self.reduction),
+        }
 
     def _penalties(
         self, inputs: ObjectiveInputs, totals: StepCounts, kl_coef: float, entropy_coef: float
@@ -316,6 +344,8 @@ class Objective:
             sums["correction_weight"] = mean_over(weights_NT, mask_NT)
         if inputs.entropy_NT is not None:
             sums["entropy"] = mean_over(inputs.entropy_NT, mask_NT)
+        if self.teacher is not None:
+            sums |= teacher_sums(inputs, self.teacher)
         if self.kl.active:
             kl_NT = self.kl_values(inputs)
             sums["kl"] = mean_over(kl_NT, mask_NT)
@@ -346,23 +376,6 @@ def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tupl
 def no_gradient(loss: custom.Custom) -> ValueError:
     """Return the error for a custom loss without gradient."""
     return loss.error("depend on inputs.log_probs_NT, whose gradient trains", "a tensor without that gradient")
-
-
-def apply_mask(inputs: ObjectiveInputs) -> ObjectiveInputs:
-    """Set every tensor to 0 outside the mask, in float32 at least."""
-
-    def clean(values_NT: Tensor | None) -> Tensor | None:
-        return None if values_NT is None else select(at_least_float32(values_NT), inputs.mask_NT)
-
-    return replace(
-        inputs,
-        log_probs_NT=select(at_least_float32(inputs.log_probs_NT), inputs.mask_NT),
-        old_log_probs_NT=select(at_least_float32(inputs.old_log_probs_NT), inputs.mask_NT).detach(),
-        sampler_log_probs_NT=select(at_least_float32(inputs.sampler_log_probs_NT), inputs.mask_NT).detach(),
-        ref_log_probs_NT=clean(inputs.ref_log_probs_NT),
-        entropy_NT=clean(inputs.entropy_NT),
-        full_kl_NT=clean(inputs.full_kl_NT),
-    )
 
 
 DENOMINATORS: dict[str, Callable[[ObjectiveInputs], Tensor | None]] = {

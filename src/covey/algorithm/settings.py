@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.system.section import Section
+from covey.algorithm.teacher.settings import TeacherSettings
 from covey.system.setting import CONTINUES, Requires, is_positive, is_set, setting
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ CONSTANT_LENGTH = Requires(
 
 
 @dataclass
-class AlgorithmConfig(Section):
+class AlgorithmConfig(TeacherSettings):
     """From rewards to a loss. The presets under conf/algorithm are named settings of this."""
 
     advantage: str = setting(

@@ -107,6 +107,7 @@ def build(
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     reference: "str | Path | PreTrainedModel | None" = None,
+    teacher: "str | Path | PreTrainedModel | None" = None,
     config: Config | None = None,
     recipe: str | None = None,
     **settings: Any,
@@ -118,18 +119,18 @@ def build(
     """
     machine.prepare()
     chosen = settings if recipe is None else settings | {"recipe": recipe}
-    request = make_request(Arguments(model, rewards, data, tokenizer, chosen, reference=reference), config)
+    request = make_request(Arguments(model, rewards, data, tokenizer, chosen, reference=reference, teacher=teacher), config)
     config, given = request.config, request.given
     if config.cold_start.enabled:
         raise ValueError(
             "cold_start.enabled=true needs covey.train; begin with the policy that `covey cold-start` made"
         )
     validate(config)
-    check_early(config, loads_model=given.model is None, loads_reference=given.reference is None)
+    check_early(config, loads_model=given.model is None, loads_reference=given.compared.reference is None)
     accelerate_launch.check(config.model.precision, config.model.device)
     attention = attention_of(given)
     with collectives.process_group(config.timeouts.ranks, config.model.device), ExitStack() as closing:
-        run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config), given.reference)
+        run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config), given.compared)
         closing.callback(set_attention, run.policy, attention)
         closing.callback(run.close)
         yield Parts(run)

@@ -18,6 +18,7 @@ from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig
 from covey.policy.models.naming import OWN_MODULE
+from covey.policy.models.reference_model import NO_MODELS, FrozenModels
 from covey.run.given import RunObjects
 from covey.system.lookup import import_changed, is_function_path, resolve
 
@@ -42,13 +43,14 @@ class Arguments:
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: Any = None
     reference: Any = None
+    teacher: Any = None
 
     def __post_init__(self) -> None:
         """Wrap modules that are no models of transformers, with their tokenizer."""
         from covey.policy.own import own_model, unwrap
         from covey.policy.own_tokenizer import own_tokenizer
 
-        for name in ("model", "reference"):
+        for name in ("model", "reference", "teacher"):
             given = unwrap(getattr(self, name))
             object.__setattr__(self, name, given)
             if (
@@ -77,8 +79,10 @@ class Arguments:
         return None if isinstance(self.model, str | Path) else self.model
 
     @property
-    def reference_in_memory(self) -> Any:
-        return None if isinstance(self.reference, str | Path) else self.reference
+    def compared_in_memory(self) -> FrozenModels:
+        """Return reference and teacher where they are models in memory."""
+        given = (self.reference, self.teacher)
+        return FrozenModels(*(None if isinstance(model, str | Path) else model for model in given))
 
     @property
     def environment(self) -> EnvironmentLike | None:
@@ -108,7 +112,7 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
     if base is not None and not isinstance(base, Config):
         raise ValueError(f"config must be a Config, got a {type(base).__name__}; settings come by keyword")
     base, settings = _chosen_environment(asked, base)
-    settings |= _model_setting(asked, base) | reference_setting(asked.reference) | _task_settings(asked)
+    settings |= _model_setting(asked, base) | frozen_settings(asked) | _task_settings(asked)
     composed = make_config(base, settings)
     config = composed.config
     if asked.unnamed_rewards and "environment.in_process" not in composed.names:
@@ -131,7 +135,11 @@ TOOL = "covey_integrations.tools.tool:tool_of"
 
 def _check_arguments(asked: Arguments, base: Config | None) -> None:
     """Refuse arguments of a wrong type, or without meaning together."""
-    for name, given in (("model", asked.model_in_memory), ("reference", asked.reference_in_memory)):
+    for name, given in (
+        ("model", asked.model_in_memory),
+        ("reference", asked.compared_in_memory.reference),
+        ("teacher", asked.compared_in_memory.teacher),
+    ):
         if given is not None and not isinstance(given, nn.Module):
             raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}")
     if misnamed := next((name for name in asked.settings if name in MEANT), None):
@@ -212,12 +220,14 @@ def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
     return {"model" if is_preset else "model.name": os.path.expanduser(model)}
 
 
-def reference_setting(given: Any) -> dict[str, Any]:
-    """Return the reference's setting: a name, folder or object."""
-    if given is None:
-        return {}
-    name = os.path.expanduser(given) if isinstance(given, str | Path) else objects.model_name(given)
-    return {"algorithm.reference_model": str(name)}
+def frozen_settings(asked: Arguments) -> dict[str, Any]:
+    """Return the settings of reference and teacher: names, folders or objects."""
+    given = {"algorithm.reference_model": asked.reference, "algorithm.teacher": asked.teacher}
+    return {name: str(_name_of(model)) for name, model in given.items() if model is not None}
+
+
+def _name_of(model: Any) -> str:
+    return os.path.expanduser(model) if isinstance(model, str | Path) else objects.model_name(model)
 
 
 def _task_settings(asked: Arguments) -> dict[str, Any]:
@@ -251,7 +261,7 @@ def _run_objects(asked: Arguments) -> RunObjects:
     unnamed = asked.unnamed_rewards + asked.unnamed_tools
     has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
     environment = make_environment if has_objects else None
-    return RunObjects(model, tokenizer, environment, reference=asked.reference_in_memory)
+    return RunObjects(model, tokenizer, environment, compared=asked.compared_in_memory)
 
 
 def _tokenizer_of(model: Any) -> Any:
@@ -265,7 +275,7 @@ def _tokenizer_of(model: Any) -> Any:
 def _check_places(config: Config, given: RunObjects) -> None:
     """Refuse settings that need objects in other processes or files."""
     # Other processes of Ray cannot reach objects in memory
-    has_model = given.model is not None or given.reference is not None
+    has_model = given.model is not None or given.compared != NO_MODELS
     what = "a model" if has_model else "rewards, rows or an environment" if given.environment else ""
     what = what or " and ".join(objects.unnamed_functions(config))
     if what and (config.source == "ray" or config.devices.trainer > 1):
@@ -295,7 +305,7 @@ def _notes(asked: Arguments, config: Config) -> list[str]:
         )
     kept = [
         *(["the model with the weights it begins with"] if asked.model_in_memory is not None else []),
-        *(["the reference"] if asked.reference_in_memory is not None else []),
+        *(f"the {name}" for name in ("reference", "teacher") if vars(asked.compared_in_memory)[name] is not None),
         *(["the environment"] if asked.environment is not None else []),
         *(["the rows"] if asked.rows is not None else []),
         *unnamed,

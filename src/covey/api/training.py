@@ -71,6 +71,7 @@ def train(
     tools: "Tools | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     reference: "str | Path | PreTrainedModel | None" = None,
+    teacher: "str | Path | PreTrainedModel | None" = None,
     config: Config | None = None,
     recipe: str | None = None,
     folder: str | Path | None = None,
@@ -88,7 +89,8 @@ def train(
     and `score`, which needs no rewards. `tools` are functions with type hints and a docstring, which the policy may
     call, or a class: each attempt has an object of it, whose public methods are tools. `reference` is the model that a
     KL penalty compares with, where it is not the policy as it began: a name, a folder, or a model in memory, of which
-    a frozen copy is made. Settings come by keyword (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`,
+    a frozen copy is made; `teacher` is a model that judges each token the policy samples (`algorithm.teacher`), or
+    "self". Settings come by keyword (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`,
     `sampling={"max_tokens": 64}`), over those of `config` or of a `recipe`.
 
     The run lies in `folder`, a new one below outputs/ where none is named; `resume` is the folder of a run to go on
@@ -103,7 +105,7 @@ def train(
     if folder is not None and resume is not None:
         raise ValueError(f"pass either folder= or resume=, not both, got folder={folder} and resume={resume}")
     chosen = settings if recipe is None else settings | {"recipe": recipe}
-    asked = Arguments(model, rewards, data, tokenizer, chosen, tools, reference)
+    asked = Arguments(model, rewards, data, tokenizer, chosen, tools, reference, teacher)
     request = make_request(asked, config) if resume is None else make_resume_request(asked, Path(resume), config)
     return run_request(request, folder if resume is None else request.config.resume, callbacks)
 

@@ -3,8 +3,8 @@
 Shapes: L loss tokens, C hidden width, V vocabulary, K kept (token, vocabulary entry) pairs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from covey.algorithm.kl import full_kl
 from covey.algorithm.softmax import log_softmax
+from covey.algorithm.teacher.terms import mixed_logits
 from covey.policy.head import Head, linear_layer, score_rows
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
@@ -58,6 +59,13 @@ class AllowedTokens:
         entries = self.entry_K.split([int(count.sum()) for count in counts])
         return [AllowedTokens(entry, count) for entry, count in zip(entries, counts, strict=True)]
 
+    def where(self, chosen_L: Tensor | None) -> "AllowedTokens":
+        """Return those of some loss tokens, of all for None."""
+        if chosen_L is None:
+            return self
+        chosen_K = chosen_L.repeat_interleave(self.count_L)
+        return AllowedTokens(self.entry_K[chosen_K], self.count_L[chosen_L])
+
     def mask(self, num_entries: int) -> Tensor:
         """Return a mask of the kept entries, bool (L, V)."""
         mask_LV = torch.zeros(len(self.count_L), num_entries, dtype=torch.bool, device=self.entry_K.device)
@@ -72,8 +80,8 @@ class PassScores:
     logprob_L: Tensor
     entropy_L: Tensor
     """Nats, of the distribution at the sampling temperature, before top-k, top-p and min-p."""
-    full_kl_L: Tensor | None
-    """KL(policy || reference) summed over the vocabulary; None without a reference."""
+    compared: Mapping[str, "Distance"] = field(default_factory=dict)
+    """Distances from frozen models, by their name."""
     balance_L: Tensor | None = None
     """Balancing loss of the rollout's experts, the same for all its tokens; None without one."""
 
@@ -87,6 +95,52 @@ class ReferenceElsewhere(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Distance:
+    """How far the policy is from a frozen model at each loss token, in nats."""
+
+    value_L: Tensor
+    """Over the vocabulary, with gradient."""
+    logprob_L: Tensor
+    """Log-prob of the token under the frozen model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A frozen model that the policy is compared with over the vocabulary."""
+
+    measure: Callable[[Tensor, Tensor], Tensor]
+    """Takes the logits of both, (L, V), divided by their temperatures; returns (L,)."""
+    models: tuple[Reference, ...]
+    """One, or two whose logits are mixed."""
+    rate: float = 0.0
+    """Share of the second."""
+    temperature: float | None = None
+    """None takes that of sampling."""
+    reads: Callable[[MicroBatch], MicroBatch | None] = lambda batch: batch
+    """Returns what the model reads in place of a micro-batch, with the loss tokens that it judges; None for nothing."""
+
+    def logits(self, rows: Sequence[Tensor], sampling: Sampling) -> Tensor:
+        """Return the logits of these head inputs, divided by the temperature."""
+        found = []
+        for model, own in zip(self.models, rows, strict=True):
+            with model.active() as policy:
+                found.append(_logits(policy, own))
+        mixed_LV = found[0] if len(found) == 1 else mixed_logits(found[0], found[1], self.rate)
+        return mixed_LV / (self.temperature or sampling.temperature or 1.0)
+
+    def rows(self, policy: Policy, batch: MicroBatch) -> list[Tensor]:
+        """Return the models' head inputs of all loss tokens, 0 where they judge nothing."""
+        read, found = self.reads(batch), []
+        for model in self.models:
+            with model.active() as other:
+                found.append(_spread(_reference_rows(policy, other, read), batch) if read else _nothing(other, batch))
+        return found
+
+
+NOTHING: Mapping[str, Compared] = {}
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Loss tokens whose logits are held at the same time."""
 
@@ -94,8 +148,8 @@ class Chunk:
     target_L: Tensor
     kept: AllowedTokens | None
     """None where filters are off or found from the policy's own logits."""
-    reference: Reference | None
-    reference_rows_LC: Tensor | None
+    compared: tuple[tuple[Compared, tuple[Tensor, ...]], ...]
+    """Frozen models, with their head inputs."""
 
 
 def score_tokens(
@@ -103,21 +157,26 @@ def score_tokens(
     batch: MicroBatch,
     scoring: Scoring,
     kept: AllowedTokens | None = None,
-    reference: Reference | None = None,
+    compared: Mapping[str, Compared] = NOTHING,
     predicted_L: Tensor | None = None,
 ) -> PassScores:
     """Score the loss tokens under the distribution they were drawn from.
 
     Without `kept`, filters are applied to this policy's own logits, which is right on the weights that sampled.
-    `reference` asks for the exact KL. `predicted_L`, the expected gradient of each log-prob, saves work where it turns
-    out right.
+    `predicted_L`, the expected gradient of each log-prob, saves work where it turns out right.
     """
-    head = _linear_head(policy, batch, scoring) if reference is None else None
+    head = None if compared else _linear_head(policy, batch, scoring)
     if head is not None:
         passed = policy.run_forward(lambda: score_rows(head, _head_input(policy, batch), batch.target_L, predicted_L))
-        return PassScores(*passed, full_kl_L=None)
-    logprob_L, entropy_L, kl_L = policy.run_forward(lambda: _score(policy, batch, scoring, kept, reference))
-    return PassScores(logprob_L, entropy_L, kl_L if reference is not None else None)
+        return PassScores(*passed)
+    models = tuple(compared.values())
+    logprob_L, entropy_L, *others = policy.run_forward(lambda: _score(policy, batch, scoring, kept, models))
+    return PassScores(logprob_L, entropy_L, dict(zip(compared, map(Distance, others[::2], others[1::2]), strict=True)))
+
+
+def exact_kl(reference: Reference) -> Compared:
+    """Return what asks for KL(policy || reference), exact over the vocabulary."""
+    return Compared(full_kl, (reference,))
 
 
 def reference_logprobs(reference: Reference, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Tensor:
@@ -140,17 +199,16 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
 
 
 def _score(
-    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None, reference: Reference | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None, compared: Sequence[Compared]
+) -> tuple[Tensor, ...]:
     chunk = scoring.num_rows(batch)
     pieces = []
-    for rows in _chunks(policy, batch, chunk, kept, reference):
+    for rows in _chunks(policy, batch, chunk, kept, compared):
         if torch.is_grad_enabled() and len(batch.target_L) > chunk:
             pieces.append(checkpoint(_score_rows, policy, scoring, rows, use_reentrant=False))
         else:
             pieces.append(_score_rows(policy, scoring, rows))
-    logprob_L, entropy_L, kl_L = (torch.cat(part) for part in zip(*pieces, strict=True))
-    return logprob_L, entropy_L, kl_L
+    return tuple(torch.cat(part) for part in zip(*pieces, strict=True))
 
 
 def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[Tensor, Tensor]:
@@ -180,28 +238,40 @@ def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
     return other.run_forward(lambda: _head_input(other, batch))
 
 
+def _spread(rows_KC: Tensor, batch: MicroBatch) -> Tensor:
+    """Put the rows of judged tokens at their places among all loss tokens."""
+    if len(rows_KC) == len(batch.target_L):
+        return rows_KC
+    assert batch.taught_L is not None, "it says which tokens are judged"
+    return rows_KC.new_zeros(len(batch.target_L), rows_KC.shape[1]).index_put(
+        (batch.taught_L.nonzero()[:, 0],), rows_KC
+    )
+
+
+def _nothing(policy: Policy, batch: MicroBatch) -> Tensor:
+    config = policy.causal_lm.config.get_text_config(decoder=True)
+    width = config.hidden_size if policy.head_is_linear else config.vocab_size
+    return torch.zeros(len(batch.target_L), width, dtype=policy.causal_lm.dtype, device=policy.device)
+
+
 def _logits(policy: Policy, rows: Tensor) -> Tensor:
     logits = policy.head(rows) if policy.head_is_linear else rows
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _chunks(
-    policy: Policy, batch: MicroBatch, chunk: int, kept: AllowedTokens | None, reference: Reference | None
+    policy: Policy, batch: MicroBatch, chunk: int, kept: AllowedTokens | None, compared: Sequence[Compared]
 ) -> Iterator[Chunk]:
     rows = _head_input(policy, batch).split(chunk)
-    targets = batch.target_L.split(chunk)
-    none: list[None] = [None] * len(rows)
-    filters = none if kept is None else kept.split(chunk)
-    others: Sequence[Tensor | None] = none
-    if reference is not None:
-        with reference.active() as other:
-            others = _reference_rows(policy, other, batch).split(chunk)
-    for parts in zip(rows, targets, filters, others, strict=True):
-        yield Chunk(*parts[:3], reference, parts[3])
+    filters: Sequence[AllowedTokens | None] = [None] * len(rows) if kept is None else kept.split(chunk)
+    others = [[own.split(chunk) for own in one.rows(policy, batch)] for one in compared]
+    for place, parts in enumerate(zip(rows, batch.target_L.split(chunk), filters, strict=True)):
+        frozen = (tuple(own[place] for own in of_one) for of_one in others)
+        yield Chunk(*parts, tuple(zip(compared, frozen, strict=True)))
 
 
-def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs, entropies before the filters, and full KL or zeros."""
+def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, ...]:
+    """Return log-probs, entropies before the filters, and two tensors for each frozen model."""
     sampling = scoring.sampling
     logits_LV = _logits(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature
@@ -212,12 +282,12 @@ def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor,
     if sampling.filters:
         mask_LV = _mask(chunk, logits_LV, sampling)
         logprob_LV = log_softmax(tempered_LV.masked_fill(~mask_LV, -torch.inf))
-    logprob_L = logprob_LV.gather(1, chunk.target_L[:, None])[:, 0]
-    if chunk.reference is None or chunk.reference_rows_LC is None:
-        return logprob_L, entropy_L, torch.zeros_like(entropy_L)
-    with chunk.reference.active() as other:
-        other_LV = _logits(other, chunk.reference_rows_LC) / (sampling.temperature or 1.0)
-    return logprob_L, entropy_L, full_kl(tempered_LV, other_LV)
+    found = [logprob_LV.gather(1, chunk.target_L[:, None])[:, 0], entropy_L]
+    for one, rows in chunk.compared:
+        other_LV = one.logits(rows, sampling)
+        own_L = log_softmax(other_LV).gather(1, chunk.target_L[:, None])[:, 0]
+        found += [one.measure(tempered_LV, other_LV), own_L]
+    return tuple(found)
 
 
 def _mask(chunk: Chunk, logits_LV: Tensor, sampling: Sampling) -> Tensor:

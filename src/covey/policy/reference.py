@@ -71,16 +71,23 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
                 parameter.copy_(refresh(parameter, trained[source], alpha))
 
 
-def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
-    """Return the weights that the reference alone holds, gathered on rank 0."""
+def moved_weights(reference: object, moves: bool) -> dict[str, Tensor]:
+    """Return the weights that a reference alone holds, gathered on rank 0.
+
+    Nothing where training does not move it, or where another process holds it.
+    """
+    if not (moves and isinstance(reference, Reference)):
+        return {}
     sharding.reshard(reference.policy)
     named = reference.policy.model.named_parameters()
     own = {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
     return {name: sharding.on_rank0(weight) for name, weight in own.items()} if reference.policy.sharded else own
 
 
-def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights of `refreshed_weights`, if any."""
+def load_moved(reference: object, weights: Mapping[str, Tensor]) -> None:
+    """Load the weights of `moved_weights`, if any."""
+    if not isinstance(reference, Reference):
+        return
     parameters = dict(reference.policy.model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():

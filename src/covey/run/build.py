@@ -29,6 +29,8 @@ from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
 from covey.policy.models.naming import IN_MEMORY, beginning
 from covey.policy.models.reference_model import (
+    NO_MODELS,
+    FrozenModels,
     Vocabulary,
     load_reference_model,
     model_hash,
@@ -51,6 +53,7 @@ from covey.run.build_stream import (
     spread,
     usable_prompts,
 )
+from covey.run.build_teacher import build_teacher, with_lessons
 from covey.run.memory.estimate import with_checkpointing
 from covey.run.memory.room import available_bytes
 from covey.system import collectives
@@ -124,12 +127,12 @@ def build_run(
     environment: EnvironmentLike,
     timer: PhaseTimer,
     policy: Policy | None = None,
-    compared: nn.Module | None = None,
+    compared: FrozenModels = NO_MODELS,
     began: Path | None = None,
 ) -> Run:
     """Load the policy unless given, and wire trainer, engine and source.
 
-    `compared` is a model in memory for the reference that the settings ask for, `began` the policy of a cold start.
+    `compared` are models in memory that the settings ask for, `began` the policy of a cold start.
     """
     loaded = config if began is None else replace(config, model=replace(config.model, name=str(began)))
     if policy is None and config.model.gradient_checkpointing is None:
@@ -153,11 +156,12 @@ def _wire(
     timer: PhaseTimer,
     policy: Policy,
     servings: list[Serving],
-    compared: nn.Module | None = None,
+    compared: FrozenModels = NO_MODELS,
 ) -> Run:
     """Wire the parts; started processes are added to `servings`."""
-    known = _reference_identity(config, policy, compared)
-    reference = build_reference(config, policy, servings, compared)
+    known = _reference_identity(config, policy, compared.reference)
+    reference = build_reference(config, policy, servings, compared.reference)
+    teacher = build_teacher(config, policy, reference, compared.teacher)
     judged = build_judged(config, environment, policy, servings)
     policy, reference = shard_policy(policy, reference, config.parallel.strategy, choose_device(config.model.device))
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
@@ -170,7 +174,8 @@ def _wire(
     prompts = usable_prompts(sampler, "train", policy.max_length, config.sampling, config.data.bad_rows)
     check_rendering(config.model, policy, prompts)
     config = with_steps(config, len(prompts))
-    trainer = Trainer(policy, trainer_settings(config), reference, timer)
+    settings = with_lessons(trainer_settings(config), config, sampler, teacher, policy.max_length)
+    trainer = Trainer(policy, settings, reference, timer, teacher)
     local = build_source(config, sampler, prompts)
     if judged is not None:
         local.sampler = replace(sampler, environment=judged)

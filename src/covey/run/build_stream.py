@@ -245,7 +245,14 @@ def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
     if algorithm.group_filter is None:
         return None
     name, options = algorithm.group_filter, algorithm.group_filter_options
-    return custom.lookup(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
+    keep = custom.lookup(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
+    if algorithm.teacher is None:
+        return keep
+    # A group of equal rewards has a signal where a teacher judges it
+    if algorithm.teacher_shows != ["solution"]:
+        return None
+    least = algorithm.teacher_selection.get("threshold", 1.0)
+    return lambda rewards_M: keep(rewards_M) or (len(rewards_M) > 1 and bool((rewards_M >= least).any()))
 
 
 def reads_sampler(objective: Objective) -> bool:
@@ -253,4 +260,5 @@ def reads_sampler(objective: Objective) -> bool:
     by_weight = objective.weights is not None or bool(objective.criteria)
     by_distance = objective.sequence_delta is not None or objective.m2po_threshold is not None
     of_loss = objective.denominator == "behaviour" or objective.kl.sampler_coef != 0
+    of_loss |= objective.teacher is not None and objective.teacher.base == "behaviour"
     return by_weight or by_distance or of_loss

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.policy.models.loading import policy_in_memory
+from covey.policy.models.reference_model import NO_MODELS, FrozenModels
 from covey.policy.policy import Policy
 from covey.run.build import Run, build_environment, checked_environment
 from covey.run.records.callbacks import Callback
@@ -28,8 +29,8 @@ class RunObjects:
     """Tokenizer of the model in memory."""
     environment: Callable[[Config], Environment] | None = None
     """Makes the environment, each time that one is needed; None builds that of `environment.name`."""
-    reference: nn.Module | None = None
-    """Compared with where `algorithm.reference_model` stands for a model in memory; a copy of it is frozen."""
+    compared: FrozenModels = NO_MODELS
+    """Models that `algorithm.reference_model` and `algorithm.teacher` stand for; copies of them are frozen."""
     callbacks: Sequence[Callback] = ()
     built: Callable[[Run, RunRecorder], None] = lambda run, record: None
     """Called on every process with the parts of the run, once they are wired."""

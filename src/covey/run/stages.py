@@ -146,7 +146,7 @@ def load_run(
     `prompts` is the fingerprint that checkpoints carry.
     """
     with record.watchdog.deadline(f"the model {began or config.model.name} to be loaded", "timeouts.loading"):
-        run = build_run(config, environment, record.timer, given.policy(config), given.reference, began)
+        run = build_run(config, environment, record.timer, given.policy(config), given.compared, began)
     record.begin(run, prompts)
     facts_of(environment)  # refused here, and not at the first checkpoint
     return run

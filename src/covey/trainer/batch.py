@@ -23,27 +23,42 @@ from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, 
 from covey.types import Batch, Group, MicroBatch, Rollout
 
 Values = npt.NDArray[Any]
+Totals = Sequence[Any]
+"""The counts of a `Batch` over all ranks, in its order: numbers, then pairs of them."""
 
 
 def make_rows(
     groups: Sequence[Group],
     advantages: Sequence[Sequence[Advantage]] | None = None,
     keep: Sequence[Sequence[bool]] | None = None,
+    teach: Callable[[Group], Sequence[Rollout | None]] | None = None,
 ) -> list[list[Row]]:
     """Make each group's rows: kept rollouts with loss tokens.
 
     A rollout's advantage is that of all its loss tokens, or a turn's that of the turn's; 0 without `advantages`.
+    `teach` returns what a teacher reads of each rollout, None for nothing.
     """
     advantages = advantages if advantages is not None else [[0.0] * len(group.rollouts) for group in groups]
     keep = keep if keep is not None else [[True] * len(group.rollouts) for group in groups]
     return [
         [
-            Row(group.prompt.id, rollout, _of_tokens(rollout, advantage))
-            for rollout, advantage, kept in zip(group.rollouts, values, flags, strict=True)
+            Row(
+                group.prompt.id,
+                rollout,
+                _of_tokens(rollout, advantage),
+                None if read is rollout else read,
+                read is not None,
+            )
+            for rollout, advantage, kept, read in zip(group.rollouts, values, flags, lessons, strict=True)
             if kept and rollout.num_loss_tokens > 0
         ]
         for group, values, flags in zip(groups, advantages, keep, strict=True)
+        for lessons in [group.rollouts if teach is None else teach(group)]
     ]
+
+
+def _lesson(rollout: Rollout, read: Rollout | None) -> tuple[Rollout | None, bool]:
+    return None if read is rollout else read, read is not None
 
 
 def _of_tokens(rollout: Rollout, advantage: Advantage) -> tuple[float, ...]:
@@ -70,22 +85,42 @@ def make_batch(
     *,
     packing: str,
     micro_batch_tokens: int,
-    totals: tuple[int, int, int],
+    totals: Totals,
     device: torch.device,
     attention: str = "sdpa",
 ) -> Batch:
     """Pack groups' rows into micro-batches of at most `micro_batch_tokens` tokens.
 
-    `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks; they
-    may exceed what `rows` hold where rows without gradient were left out. A single rollout longer than the budget
-    gets a micro-batch of its own. `attention` says how packed streams attend (`ATTENTIONS`), and which layouts there
-    are (`usable_layout`).
+    `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks, and where
+    there are some those of `Batch.taught` and `Batch.supervised`; they may exceed what `rows` hold where rows without
+    gradient were left out. A single rollout longer than the budget gets a micro-batch of its own. `attention` says how
+    packed streams attend (`ATTENTIONS`), and which layouts there are (`usable_layout`).
     """
     packing = usable_layout(packing, attention)
     fills = any(row.rollout.input_length is not None for group in rows for row in group)
     lay_out = (FILL_LAYOUTS if fills else LAYOUTS)[packing]
     parts = _split(rows, partial(Load, packing, attention == "forked"), micro_batch_tokens)
-    return Batch(tuple(_tensors(part, lay_out(part), device, attention) for part in parts), *totals)
+    tensors = partial(_tensors, lay_out=lay_out, device=device, attention=attention)
+    return Batch(tuple(replace(tensors(part), **_lessons(part, tensors)) for part in parts), *totals)
+
+
+def _lessons(part: Part, tensors: Callable[[Part], MicroBatch]) -> dict[str, Any]:
+    """Return what differs from a plain micro-batch: teachers that read or judge otherwise, and given answers."""
+    rows = [row for group in part for row in group]
+    found: dict[str, Any] = {}
+
+    def marked(flags: Sequence[bool]) -> Tensor:
+        device = tensors.keywords["device"]  # type: ignore[attr-defined] # a partial
+        return to_device(np.repeat(flags, [row.rollout.num_loss_tokens for row in rows]).tolist(), device, torch.bool)
+
+    if any(row.taught is not None or not row.has_teacher for row in rows):
+        found["taught_L"] = marked([row.has_teacher for row in rows])
+        read = [[replace(row, rollout=row.taught or row.rollout) for row in of if row.has_teacher] for of in part]
+        found["taught"] = tensors([group for group in read if group]) if any(read) else None
+    if any(row.is_supervised for row in rows):
+        found["supervised_L"] = marked([row.is_supervised for row in rows])
+        found["num_supervised"] = sum(row.is_supervised for row in rows)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +134,14 @@ class Packing:
 
 
 def pack_rows(
-    rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Sequence[int], limit: int | None = None
+    rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Totals, limit: int | None = None
 ) -> Batch:
     """Pack rows into micro-batches on the policy's device, at most `limit`."""
-    num_loss_tokens, num_sequences, num_rollouts = totals
     batch = make_batch(
         rows,
         packing=packing.layout,
         micro_batch_tokens=packing.micro_batch_tokens,
-        totals=(num_loss_tokens, num_sequences, num_rollouts),
+        totals=totals,
         device=policy.device,
         attention=policy.attention,
     )
@@ -202,7 +236,8 @@ def _split(rows: Sequence[Sequence[Row]], empty: Callable[[], Load], budget: int
         yield part
 
 
-def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -> MicroBatch:
+def _tensors(part: Part, lay_out: Callable[[Part], Stream], device: torch.device, attention: str) -> MicroBatch:
+    stream = lay_out(part)
     rows = [row for group in part for row in group]
     # Positions that predict loss tokens, their ids and rollouts: a row has thousands, too many for loops of Python
     chosen = [np.flatnonzero(row.rollout.loss_mask) for row in rows]
@@ -241,11 +276,12 @@ def unflatten(values_L: Tensor, batch: MicroBatch) -> Tensor:
 
 
 def totals_of(batch: Batch) -> StepCounts:
-    return StepCounts(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
+    counts = batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts
+    return StepCounts(*counts, batch.taught, batch.supervised)
 
 
 def count_work(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
     """Count the trained rollouts of all ranks, and their micro-batches."""
-    filled = [micro_batch.num_rows for micro_batch in micro_batches if micro_batch.num_rows > 0]
+    filled = [one.num_rows - one.num_supervised for one in micro_batches if one.num_rows > 0]
     trained, passes = collectives.all_sum_ints(sum(filled), len(filled))
     return {"num_rollouts_trained": float(trained), "num_micro_batches": float(passes)}

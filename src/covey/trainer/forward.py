@@ -20,24 +20,30 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.aggregation import StepCounts
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.metrics import LOSS_TERMS, Average, Sums
-from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
+from covey.algorithm.objective import BatchStatistics, Objective
 from covey.policy.logprobs import (
     AllowedTokens,
+    Compared,
     PassScores,
     ReferenceElsewhere,
     Scoring,
     allowed_tokens,
+    exact_kl,
     reference_logprobs,
     score_tokens,
 )
 from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference
+from covey.policy.teacher import Teacher, teacher_distance, teacher_logprobs
 from covey.system import collectives
 from covey.trainer.batch import unflatten
 from covey.types import Group, MicroBatch, RunStopped
 
 HOST = torch.device("cpu")
+REFERENCE, TEACHER = "reference", "teacher"
+"""Names of frozen models that the policy is compared with over the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class ScoringContext:
     reference: Reference | ReferenceElsewhere | None
     objective: Objective
     scoring: Scoring
+    teacher: Teacher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +68,36 @@ class FrozenLogProbs:
     kept: AllowedTokens | None
     is_current: bool = True
     """No update has been made since."""
+    teacher: Callable[[], Tensor] | None = None
+    """Returns the teacher's log-probs, (L,)."""
 
     def reference_logprobs(self) -> Tensor | None:
         """Return the reference's log-probs, (L,), once they are there."""
         return None if self.reference is None else self.reference()
 
 
-def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, keep_old: bool) -> FrozenLogProbs:
+def score_frozen(
+    forward: ScoringContext, batch: MicroBatch, *, several: bool, keep_old: bool, asks_teacher: bool = True
+) -> FrozenLogProbs:
     """Make the passes without gradient.
 
     `several` updates on the batch share the filters of the policy before the first.
     """
-    needs_reference = forward.objective.needs_reference
-    kept, old, reference = None, None, None
+    objective, scoring = forward.objective, forward.scoring
+    teacher = forward.teacher if asks_teacher else None
+    kept, old, reference, judged = None, None, None, None
     with inference(forward.policy.model):
-        if forward.scoring.sampling.filters and (several or needs_reference):
-            kept = allowed_tokens(forward.policy, batch, forward.scoring)
+        if scoring.sampling.filters and (several or objective.needs_reference or teacher is not None):
+            kept = allowed_tokens(forward.policy, batch, scoring)
         if keep_old:
-            old = score_tokens(forward.policy, batch, forward.scoring, kept)
-    if needs_reference:
+            old = score_tokens(forward.policy, batch, scoring, kept)
+    if objective.needs_reference:
         assert forward.reference is not None, "the objective needs a reference"
-        reference = ask_reference(forward.reference, batch, forward.scoring, kept)
-    return FrozenLogProbs(batch, old, reference, kept)
+        reference = ask_reference(forward.reference, batch, scoring, kept)
+    if teacher is not None and not objective.needs_divergence:
+        shares = reference is not None and teacher.repeats(forward.reference, batch)
+        judged = reference if shares else teacher_logprobs(teacher, batch, scoring, kept)
+    return FrozenLogProbs(batch, old, reference, kept, teacher=judged)
 
 
 def ask_reference(
@@ -108,17 +123,21 @@ def precompute_logprob_grad(
         return None
     dtype = torch.promote_types(policy.precision, torch.float32)
     logprob_L = (batch.sampler_logprob_L if old is None else old.logprob_L).to(dtype).clone().requires_grad_()
-    scores = PassScores(logprob_L, torch.zeros_like(logprob_L), None)
+    scores = PassScores(logprob_L, torch.zeros_like(logprob_L))
     return torch.autograd.grad(loss_of(objective_inputs(prepared, scores)), logprob_L)[0]
 
 
 def score(forward: ScoringContext, prepared: FrozenLogProbs, predicted_L: Tensor | None = None) -> PassScores:
     """Score the tokens under the current policy, with gradient if enabled."""
-    exact = None
+    compared: dict[str, Compared] = {}
     if forward.objective.needs_full_kl:
         assert isinstance(forward.reference, Reference), "logits of another process do not travel"
-        exact = forward.reference
-    return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact, predicted_L)
+        compared[REFERENCE] = exact_kl(forward.reference)
+    if forward.objective.needs_divergence:
+        assert forward.teacher is not None, "a divergence is from a teacher"
+        assert forward.objective.teacher is not None, "and a term of the objective"
+        compared[TEACHER] = teacher_distance(forward.teacher, forward.objective.teacher.function)
+    return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, compared, predicted_L)
 
 
 def objective_inputs(prepared: FrozenLogProbs, scores: PassScores) -> ObjectiveInputs:
@@ -127,20 +146,31 @@ def objective_inputs(prepared: FrozenLogProbs, scores: PassScores) -> ObjectiveI
     batch = prepared.batch
     old_L = prepared.old.logprob_L if prepared.old is not None else scores.logprob_L.detach()
     dtype, reference_L = scores.logprob_L.dtype, prepared.reference_logprobs()
+    judged_L = None if prepared.teacher is None else prepared.teacher()
+    judged_L = scores.compared[TEACHER].logprob_L if TEACHER in scores.compared else judged_L
+    sampled_L = torch.ones_like(batch.target_L, dtype=torch.bool)
+    sampled_L = sampled_L if batch.supervised_L is None else ~batch.supervised_L
 
     def rows(values_L: Tensor) -> Tensor:
         return unflatten(values_L.to(dtype), batch)
+
+    def flags(values_L: Tensor | None) -> Tensor | None:
+        return None if values_L is None else unflatten(values_L, batch)
 
     return ObjectiveInputs(
         log_probs_NT=rows(scores.logprob_L),
         old_log_probs_NT=rows(old_L),
         sampler_log_probs_NT=rows(batch.sampler_logprob_L),
         advantages=rows(batch.advantage_L),
-        mask_NT=unflatten(torch.ones_like(batch.target_L, dtype=torch.bool), batch),
+        mask_NT=unflatten(sampled_L, batch),
         ref_log_probs_NT=None if reference_L is None else rows(reference_L),
         entropy_NT=rows(scores.entropy_L),
-        full_kl_NT=None if scores.full_kl_L is None else rows(scores.full_kl_L),
         balance_NT=None if scores.balance_L is None else rows(scores.balance_L),
+        teacher_mask_NT=flags(batch.taught_L),
+        supervised_NT=flags(batch.supervised_L),
+        full_kl_NT=rows(scores.compared[REFERENCE].value_L) if REFERENCE in scores.compared else None,
+        divergence_NT=rows(scores.compared[TEACHER].value_L) if TEACHER in scores.compared else None,
+        teacher_log_probs_NT=None if judged_L is None else rows(judged_L),
     )
 
 

@@ -24,7 +24,7 @@ from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.credit.assign import estimate_advantages, snap_ties
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import clip_advantages
-from covey.algorithm.objective import ObjectiveInputs
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
 from covey.policy.reference import Reference

@@ -35,6 +35,12 @@ class Row:
     prompt_id: str
     rollout: Rollout
     advantages: tuple[float, ...]
+    taught: Rollout | None = None
+    """The same answer after what a teacher reads in place of the prompt; None: it reads the prompt."""
+    has_teacher: bool = True
+    """Whether the teacher judges it, if there is one."""
+    is_supervised: bool = False
+    """Whether it is a given answer, to learn as it is."""
 
     @property
     def num_tokens(self) -> int:

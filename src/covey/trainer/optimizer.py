@@ -17,7 +17,7 @@ from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
 from covey.trainer.settings import OptimizerConfig
-from covey.types import Sampling
+from covey.types import Group, Rollout, Sampling
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class TrainerSettings:
     """Whether groups may be trained before the others of their step are there (`accumulate`)."""
     groups_per_step: int = 1
     """Groups of all ranks: the counts of early groups are scaled up to it until those of the step are known."""
+    teach: Callable[[Group], Sequence[Rollout | None]] | None = None
+    """Returns what the teacher reads of each rollout of a group, None for nothing; None: it reads them as they are."""
+    answers: Callable[[Group], Sequence[Rollout]] | None = None
+    """Returns answers to a group's prompt that are learnt as they are; None: there are none."""
     are_sampled: bool = True
     """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 

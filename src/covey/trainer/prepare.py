@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.credit.groups import Credit, CreditAssigner
-from covey.policy.policy import Policy
 from covey.system import collectives
 from covey.trainer.batch import Packing, count, make_rows, pack_rows
 from covey.trainer.forward import StreamedGroup
 from covey.trainer.layouts import Row
 from covey.trainer.trainer import Trainer
-from covey.types import Batch, Group, Reward
+from covey.types import Batch, Group, Reward, Rollout
 
 
 def make_training_batches(
@@ -26,7 +25,8 @@ def make_training_batches(
     # Advantages are of all rollouts: a masked one keeps its reward in its group.
     credit = assigner.assign(groups, reward_penalty(groups, trainer, packing))
     trainer.ahead.check(groups, credit.group_advantages)
-    rows = make_rows(groups, credit.row_advantages, credit.in_loss)
+    rows = make_rows(groups, credit.row_advantages, credit.in_loss, trainer.settings.teach)
+    given = [_given_answers(group, trainer) for group in groups]
 
     batches = []
     settings = trainer.settings
@@ -35,13 +35,31 @@ def make_training_batches(
         num_loss_tokens = sum(row.rollout.num_loss_tokens for index in members for row in rows[index])
         num_sequences = sum(len(rows[index]) for index in members)
         num_rollouts = sum(sum(credit.keep[index]) for index in members)
-        *totals, num_groups = collectives.all_sum_ints(num_loss_tokens, num_sequences, num_rollouts, len(members))
+        taught = count([[row for row in rows[index] if row.has_teacher] for index in members])
+        supervised = count([given[index] for index in members])
+        *totals, num_groups = collectives.all_sum_ints(
+            num_loss_tokens, num_sequences, num_rollouts, *taught, *supervised, len(members)
+        )
+        totals = [*totals[:3], tuple(totals[3:5]), tuple(totals[5:7])]
 
         # Groups that were trained ahead cost no pass, nor do rows without gradient.
-        own = [rows[index] for index in members if id(groups[index]) not in trainer.ahead.trained]
-        shared = share_rows(_rows_with_gradient(own, trainer), num_groups)
+        kept = [index for index in members if id(groups[index]) not in trainer.ahead.trained]
+        own = _rows_with_gradient([rows[index] for index in kept], trainer)
+        with_answers = [[*of_group, *given[index]] for index, of_group in zip(kept, own, strict=True)]
+        shared = share_rows(with_answers, num_groups)
         batches.append(pack_rows(shared, trainer.policy, packing, totals))
     return batches, credit
+
+
+def _given_answers(group: Group, trainer: Trainer) -> list[Row]:
+    """Return rows of answers to a prompt that are learnt as they are."""
+    answers = trainer.settings.answers
+    found = () if answers is None else answers(group)
+    zeros = [(0.0,) * one.num_loss_tokens for one in found]
+    return [
+        Row(group.prompt.id, one, advantages, has_teacher=False, is_supervised=True)
+        for one, advantages in zip(found, zeros, strict=True)
+    ]
 
 
 def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]]:
@@ -65,7 +83,11 @@ def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]
 
 def _bare(row: Row) -> Row:
     """Drop fields that an update does not read; some cannot travel."""
-    return replace(row, rollout=replace(row.rollout, text="", messages=(), turns=(), reward=Reward(0.0)))
+
+    def bare(rollout: Rollout) -> Rollout:
+        return replace(rollout, text="", messages=(), turns=(), reward=Reward(0.0))
+
+    return replace(row, rollout=bare(row.rollout), taught=None if row.taught is None else bare(row.taught))
 
 
 def mini_batches(groups: Sequence[Group], count: int, seed: str) -> list[list[int]]:
@@ -98,7 +120,7 @@ def train_ahead(
     """
     penalties = reward_penalty(groups, trainer, packing)
     credit = assigner.assign(groups, penalties, alone=True)
-    rows = make_rows(groups, credit.row_advantages, credit.in_loss)
+    rows = make_rows(groups, credit.row_advantages, credit.in_loss, trainer.settings.teach)
     if not any(rows):  # no count to divide by, until others are there
         return
     counted = trainer.ahead.totals
@@ -122,9 +144,10 @@ def _rows_with_gradient(rows: Sequence[list[Row]], trainer: Trainer) -> Sequence
     return drop_zero_advantage_rows(rows) if trainer.objective.zero_advantage_is_free else rows
 
 
-def make_measured_batch(groups: Sequence[Group], policy: Policy, packing: Packing) -> Batch:
+def make_measured_batch(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> Batch:
     """Make one micro-batch without advantages, to measure a step without an update."""
-    return pack_rows(make_rows(groups), policy, packing, totals=(1, 1, 1), limit=1)
+    rows = make_rows(groups, teach=trainer.settings.teach)
+    return pack_rows(rows, trainer.policy, packing, totals=(1, 1, 1, (1, 1), (1, 1)), limit=1)
 
 
 def reward_penalty(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> list[list[float]] | None:

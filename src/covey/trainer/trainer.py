@@ -16,14 +16,16 @@ from torch import Tensor
 
 from covey.algorithm import controllers
 from covey.algorithm.controllers import MismatchWatch
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.metrics import LOSS_TERMS, Sums, Update, combine, largest, over_updates, summarise
-from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
+from covey.algorithm.objective import BatchStatistics, Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
 from covey.policy.experts import ExpertWatch
 from covey.policy.logprobs import ReferenceElsewhere, Scoring
 from covey.policy.policy import Policy, inference, repeating
-from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
+from covey.policy.reference import Reference, load_moved, moved_weights, refresh_reference
+from covey.policy.teacher import Teacher
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.batch import count_work, pad_micro_batches, totals_of
@@ -61,9 +63,11 @@ class Trainer:
         settings: TrainerSettings,
         reference: Reference | ReferenceElsewhere | None = None,
         timer: PhaseTimer | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.policy = policy
         self.reference = reference
+        self._follower = None if teacher is None else teacher.follower
         self.timer = timer or PhaseTimer()
         self.observer: Callable[[FrozenLogProbs, ObjectiveInputs], None] = lambda part, inputs: None
         """Called with every micro-batch and the objective's inputs of it; changes nothing."""
@@ -73,7 +77,7 @@ class Trainer:
         self.settings = settings
         needed = self.objective.needs_entropy_gradient
         scoring = Scoring.of(policy, settings.sampling, settings.logprob_chunk, entropy_gradient=needed)
-        self.forward = ScoringContext(policy, reference, settings.objective, scoring)
+        self.forward = ScoringContext(policy, reference, settings.objective, scoring, teacher)
         sharding.reshard(policy)  # else the parameters below would be the whole ones that a pass has left behind
         self._optimizer = build_optimizer(policy.model, settings.optimizer)
         self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
@@ -187,7 +191,7 @@ class Trainer:
         values: list[float] = []
         with self.timer.phase("logprobs"):
             for micro_batch in pad_micro_batches(batch, self.policy).micro_batches:
-                prepared = score_frozen(self.forward, micro_batch, several=False, keep_old=True)
+                prepared = score_frozen(self.forward, micro_batch, several=False, keep_old=True, asks_teacher=False)
                 assert prepared.old is not None
                 if micro_batch.num_rows > 0:
                     inputs = objective_inputs(prepared, prepared.old)
@@ -203,7 +207,8 @@ class Trainer:
             "kl_coef": self.controller.coef if self.algorithm.target_kl is not None else None,
             "entropy": (self.entropy.coef, self.entropy.active) if self.algorithm.target_entropy is not None else None,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
-            "reference": self._refreshed_reference(),
+            "reference": moved_weights(self.reference, self.algorithm.refreshes_reference),
+            "teacher": moved_weights(self._follower, moves=True),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,14 +226,8 @@ class Trainer:
             coef, active = state["entropy"]
             self.entropy = controllers.EntropyControl(float(coef), bool(active))
         self._nonfinite_in_a_row = int(state["nonfinite_in_a_row"])
-        if isinstance(self.reference, Reference):
-            load_refreshed(self.reference, state["reference"])
-
-    def _refreshed_reference(self) -> dict[str, Tensor]:
-        """Return the reference's own weights where training has moved them, else nothing."""
-        if not isinstance(self.reference, Reference) or not self.algorithm.refreshes_reference:
-            return {}
-        return refreshed_weights(self.reference)
+        load_moved(self.reference, state["reference"])
+        load_moved(self._follower, state.get("teacher", {}))
 
     def _prepare(self, batch: Batch) -> list[FrozenLogProbs]:
         objective = self.objective
@@ -386,10 +385,8 @@ class Trainer:
         measured = metrics["skipped"] == 0
         kl, limit = metrics.get("kl_sequence_mean"), algorithm.max_kl
         if measured and kl is not None and limit is not None and kl > limit:
-            raise RunStopped(
-                f"KL to the reference is {kl:.3g} nats per token, algorithm.max_kl={limit:g}: it explodes; "
-                "raise algorithm.kl_coef or lower optimizer.lr"
-            )
+            told = f"KL to the reference is {kl:.3g} nats per token, algorithm.max_kl={limit:g}: it explodes"
+            raise RunStopped(f"{told}; raise algorithm.kl_coef or lower optimizer.lr")
         if measured and kl is not None:
             self.controller = controllers.update_kl_controller(self.controller, kl, num_sequences)
         if measured and algorithm.target_entropy is not None and "entropy" in metrics:
@@ -398,3 +395,5 @@ class Trainer:
         every = algorithm.reference_refresh_every
         if every and isinstance(self.reference, Reference) and (step + 1) % every == 0:
             refresh_reference(self.reference, self.policy, algorithm.reference_refresh_alpha)
+        if self._follower is not None:
+            refresh_reference(self._follower, self.policy, algorithm.teacher_rate)

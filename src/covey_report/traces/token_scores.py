@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.kl import k3
+from covey.algorithm.loss_inputs import ObjectiveInputs
 from covey.algorithm.metrics import LOG_RATIO_CLAMP
-from covey.algorithm.objective import ObjectiveInputs
 from covey.trainer.forward import FrozenLogProbs
 from covey.types import MicroBatch
 

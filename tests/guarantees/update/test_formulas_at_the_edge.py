@@ -20,9 +20,8 @@ from covey.algorithm.credit.scores import Scores
 from covey.algorithm.credit.selection import SELECTION
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, GRADIENTS, KLOptions, kl_penalty
-from covey.algorithm.loss_inputs import LEVELS
+from covey.algorithm.loss_inputs import LEVELS, ObjectiveInputs
 from covey.algorithm.metrics import summarise
-from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 
 from .updates import EVERY_LOSS, algorithm_of

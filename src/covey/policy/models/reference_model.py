@@ -21,6 +21,17 @@ BLOCK, NUM_BLOCKS = 1 << 16, 16
 WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
 
 
+@dataclass(frozen=True)
+class FrozenModels:
+    """Models in memory that a program compares with."""
+
+    reference: nn.Module | None = None
+    teacher: nn.Module | None = None
+
+
+NO_MODELS = FrozenModels()
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Tokens and their numbers, which comparable models share."""
@@ -60,42 +71,49 @@ def _frozen(model: ModelConfig) -> ModelConfig:
 
 
 def load_reference_model(
-    model: ModelConfig, name: str, revision: str | None, wanted: Vocabulary, *, seed: int, on_host: bool = False
+    model: ModelConfig,
+    name: str,
+    revision: str | None,
+    wanted: Vocabulary,
+    *,
+    seed: int,
+    on_host: bool = False,
+    setting: str = SETTING,
 ) -> Reference:
-    """Load `name` as a frozen reference. ValueError if unloadable or incomparable."""
+    """Load the model that a setting names, frozen. ValueError if unloadable or incomparable."""
     try:
         loaded = load_policy(settings_of_reference(model, name, revision), seed=seed, trainable=False, on_host=on_host)
     except ValueError as error:
-        raise ValueError(str(error).replace("model.name=", f"{SETTING}=")) from error
-    _check_vocabulary(name, vocabulary_of(loaded), wanted)
+        raise ValueError(str(error).replace("model.name=", f"{setting}=")) from error
+    _check_vocabulary(f"{setting}={name}", vocabulary_of(loaded), wanted, may_pad=setting != SETTING)
     return Reference(loaded, None, is_own=True)
 
 
-def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy) -> Reference:
+def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy, setting: str = SETTING) -> Reference:
     """Return a frozen copy of a model in memory as reference.
 
     ValueError where it is the trained model itself, or has another vocabulary.
     """
     if given is policy.model or given is policy.causal_lm:
-        raise ValueError("reference is the very model that is trained: leave it out to compare with its beginning")
+        told = "reference is the very model that is trained: leave it out to compare with its beginning"
+        raise ValueError(told if setting == SETTING else 'teacher is the very model that is trained: give teacher="self"')
     bare = replace(_frozen(model), lora_rank=0, load_in_4bit=False, load_in_8bit=False)
     copied = policy_in_memory(copy.deepcopy(given), policy.tokenizer, bare, seed=0)
     copied.model.requires_grad_(False)
     wanted = vocabulary_of(policy)
-    _check_vocabulary("the model in memory", replace(vocabulary_of(copied), tokens=wanted.tokens), wanted)
+    _check_vocabulary(f"{setting}=the model in memory", replace(vocabulary_of(copied), tokens=wanted.tokens), wanted)
     return Reference(replace(copied, offload=False), None, is_own=True)
 
 
-def _check_vocabulary(name: str, found: Vocabulary, wanted: Vocabulary) -> None:
-    if found.size != wanted.size:
-        raise ValueError(
-            f"{SETTING}={name} must have the policy's vocabulary of {wanted.size:,} tokens, it has {found.size:,}"
-        )
+def _check_vocabulary(name: str, found: Vocabulary, wanted: Vocabulary, *, may_pad: bool = False) -> None:
+    """Refuse a model of other tokens; `may_pad` allows more untrained entries behind them."""
+    if found.size != wanted.size and not (may_pad and found.tokens == wanted.tokens):
+        raise ValueError(f"{name} must have the policy's vocabulary of {wanted.size:,} tokens, it has {found.size:,}")
     if found.tokens != wanted.tokens:
-        raise ValueError(f"{SETTING}={name} must have the policy's tokens, its tokenizer numbers others")
+        raise ValueError(f"{name} must have the policy's tokens, its tokenizer numbers others")
     if found.positions is not None and found.positions < wanted.max_length:
         raise ValueError(
-            f"{SETTING}={name} must read as long texts as the policy, {wanted.max_length:,} tokens, it has learnt "
+            f"{name} must read as long texts as the policy, {wanted.max_length:,} tokens, it has learnt "
             f"positions for {found.positions:,}"
         )
 

@@ -1,0 +1,1 @@
+"""A teacher: its terms of the objective, and their settings."""
