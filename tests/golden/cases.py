@@ -85,6 +85,7 @@ def golden(
     Cases of formulas that nothing runs (`is_run`) are left out.
     """
     committed = [pytest.param(case, id=case.id) for case in read_cases(*names) if is_run(case) and where(case)]
+    assert committed, f"no golden document is named {names}"
     shared = [case for case in shared_cases(*names) if is_run(case) and where(case)]
     marked = [pytest.param(case, id=case.id, marks=pytest.mark.shared) for case in shared]
     return pytest.mark.parametrize("case", committed + marked)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .formulas.table import expected
-from .settings import advantages, kl, losses, off_policy, others, turns
+from .settings import advantages, kl, losses, off_policy, others, teacher, turns
 from .settings.draws import Document, Draw
 
 VALUES = Path(__file__).parent / "values"
@@ -22,6 +22,7 @@ DOCUMENTS: tuple[Document, ...] = (
     *off_policy.DOCUMENTS,
     *others.DOCUMENTS,
     *turns.DOCUMENTS,
+    *teacher.DOCUMENTS,
 )
 
 

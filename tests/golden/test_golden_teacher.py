@@ -16,7 +16,7 @@ from covey.algorithm.teacher.terms import (
     choose_lessons,
     divergence,
     mixed_logits,
-    sampled,
+    sampled_loss,
     stale_weight,
 )
 
@@ -191,10 +191,10 @@ def test_average_gradients_are_of_the_golden_divergences(case: Case) -> None:
         {
             "reverse_kl": values[1.0],
             "forward_kl": values[0.0],
-            "grad_advantage": average(sampled(taught)[0]),
+            "grad_advantage": average(sampled_loss(taught)[0]),
             "grad_k1": average(log_p_V - log_q_V),
-            "grad_k2": average(sampled(taught, form="k2")[0]),
-            "grad_k3": average(sampled(taught, form="k3")[0]),
+            "grad_k2": average(sampled_loss(taught, form="k2")[0]),
+            "grad_k3": average(sampled_loss(taught, form="k3")[0]),
             "grad_reverse_kl": gradient(values[1.0]),
             "grad_forward_kl": gradient(values[0.0]),
         },

@@ -21,10 +21,11 @@ from covey.environments.base import Environment, Split
 from covey.loop import run_train, train
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
+from covey.rollouts.demonstrations import demonstration_group
 from covey.run import cold_start
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.checkpoints.saved_settings import settings_of
-from covey.run.cold_start import demonstration_group, ensure
+from covey.run.cold_start import ensure
 from covey.system.waits.signals import Stopper, StopRequested
 from covey.types import Failure, Prompt, Reward, Sampling
 from tests.support.scripted import Scripted
@@ -104,7 +105,7 @@ def test_the_end_of_a_demonstration_may_be_named_by_the_generation_config_alone(
     (shown,) = demonstration_group(policy, Prompt("p", "scripted", "a:", {}), "7").rollouts
     assert shown.target_ids[-1] == 1
     policy.causal_lm.generation_config.eos_token_id = None
-    with pytest.raises(ValueError, match="needs a tokenizer with an eos_token, got none"):
+    with pytest.raises(ValueError, match="need a tokenizer with an eos_token, got none"):
         demonstration_group(policy, Prompt("p", "scripted", "a:", {}), "7")
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -216,5 +216,5 @@ def _positive(name: str, value: float | None) -> float | None:
     return value
 
 
-TEACHER_CHOICES = {"base": BASES, "form": FORMS, "support": SUPPORTS, "tail": TAILS}
+TEACHER_CHOICES: Mapping[str, Collection[str]] = {"base": BASES, "form": FORMS, "support": SUPPORTS, "tail": TAILS}
 """Options of a teacher's term that are words."""

@@ -269,16 +269,17 @@ class Objective:
     def _policy_and_teacher(
         self, term_NT: Tensor, inputs: ObjectiveInputs, weights_NT: Tensor, totals: StepCounts
     ) -> dict[str, Tensor]:
-        """Return the losses of policy and teacher; weights for the sampler hold for both."""
+        """Return the losses of policy and teacher, both with the sampler's weights."""
         teacher = self.teacher
-        if teacher is None:
-            return {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.reduction)}
-        taught = taught_of(inputs)
-        mask_NT = taught.mask_NT if teacher.own_totals else inputs.mask_NT
-        counted = totals.of("taught") if teacher.own_totals else totals
-        if not teacher.is_loss:
+        taught = None if teacher is None else taught_of(inputs)
+        mask_NT, counted = inputs.mask_NT, totals
+        if teacher is not None and taught is not None and teacher.own_totals:
+            mask_NT, counted = taught.mask_NT, totals.of("taught")
+        if teacher is not None and not teacher.is_loss:
             return {"policy_loss": aggregate(term_NT, mask_NT, counted, self.reduction)}
         loss = aggregate(term_NT, inputs.mask_NT, totals, self.reduction)
+        if teacher is None or taught is None:
+            return {"policy_loss": loss}
         values_NT = inputs.divergence_NT if teacher.kind == "divergence" else teacher.function(taught)
         assert values_NT is not None, "teacher_term=divergence needs divergence_NT"
         values_NT = select(values_NT * stale_weight(taught, teacher.largest_weight) * weights_NT, taught.mask_NT)

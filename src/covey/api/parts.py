@@ -119,7 +119,8 @@ def build(
     """
     machine.prepare()
     chosen = settings if recipe is None else settings | {"recipe": recipe}
-    request = make_request(Arguments(model, rewards, data, tokenizer, chosen, reference=reference, teacher=teacher), config)
+    asked = Arguments(model, rewards, data, tokenizer, chosen, reference=reference, teacher=teacher)
+    request = make_request(asked, config)
     config, given = request.config, request.given
     if config.cold_start.enabled:
         raise ValueError(

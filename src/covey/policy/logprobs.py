@@ -60,7 +60,7 @@ class AllowedTokens:
         return [AllowedTokens(entry, count) for entry, count in zip(entries, counts, strict=True)]
 
     def where(self, chosen_L: Tensor | None) -> "AllowedTokens":
-        """Return those of some loss tokens, of all for None."""
+        """Return the entries of some loss tokens, None of all."""
         if chosen_L is None:
             return self
         chosen_K = chosen_L.repeat_interleave(self.count_L)
@@ -96,10 +96,10 @@ class ReferenceElsewhere(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far the policy is from a frozen model at each loss token, in nats."""
+    """Distance of the policy from a frozen model at each loss token."""
 
     value_L: Tensor
-    """Over the vocabulary, with gradient."""
+    """Nats, with gradient; of the whole vocabulary."""
     logprob_L: Tensor
     """Log-prob of the token under the frozen model."""
 
@@ -129,7 +129,7 @@ class Compared:
         return mixed_LV / (self.temperature or sampling.temperature or 1.0)
 
     def rows(self, policy: Policy, batch: MicroBatch) -> list[Tensor]:
-        """Return the models' head inputs of all loss tokens, 0 where they judge nothing."""
+        """Return the models' head inputs, 0 where they judge nothing."""
         read, found = self.reads(batch), []
         for model in self.models:
             with model.active() as other:
@@ -175,7 +175,7 @@ def score_tokens(
 
 
 def exact_kl(reference: Reference) -> Compared:
-    """Return what asks for KL(policy || reference), exact over the vocabulary."""
+    """Return the question for KL(policy || reference) over the vocabulary."""
     return Compared(full_kl, (reference,))
 
 
@@ -239,7 +239,7 @@ def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
 
 
 def _spread(rows_KC: Tensor, batch: MicroBatch) -> Tensor:
-    """Put the rows of judged tokens at their places among all loss tokens."""
+    """Put rows of judged tokens at their places among all."""
     if len(rows_KC) == len(batch.target_L):
         return rows_KC
     assert batch.taught_L is not None, "it says which tokens are judged"
@@ -271,7 +271,7 @@ def _chunks(
 
 
 def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, ...]:
-    """Return log-probs, entropies before the filters, and two tensors for each frozen model."""
+    """Return log-probs, unfiltered entropies, and two tensors for each frozen model."""
     sampling = scoring.sampling
     logits_LV = _logits(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature

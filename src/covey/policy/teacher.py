@@ -1,4 +1,4 @@
-"""The teacher of on-policy distillation: frozen models that judge what the policy sampled.
+"""The teacher: a frozen model, or a mixture of two.
 
 Shapes: L loss tokens, C hidden width, V vocabulary.
 """
@@ -24,7 +24,7 @@ from covey.types import MicroBatch, RunStopped
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model that judges what the policy sampled."""
+    """A model that judges each sampled token."""
 
     model: Reference | ReferenceElsewhere
     live: Reference | None = None
@@ -47,14 +47,17 @@ class Teacher:
         return plain and self.model is reference
 
     def read(self, batch: MicroBatch) -> MicroBatch | None:
-        """Return what it reads in place of a micro-batch, None for nothing."""
+        """Return the micro-batch as the teacher reads it, None for nothing."""
         return batch if batch.taught_L is None else batch.taught
 
 
 def teacher_logprobs(
     teacher: Teacher, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None
 ) -> Callable[[], Tensor]:
-    """Return a function for the teacher's log-probs, (L,), computed once; 0 where it judges nothing."""
+    """Return a function for the teacher's log-probs, (L,), computed once.
+
+    They are 0 for tokens that it does not judge.
+    """
     read = teacher.read(batch)
     if read is None:
         return lambda: torch.zeros_like(batch.sampler_logprob_L)
@@ -69,7 +72,7 @@ def teacher_logprobs(
 
     @cache
     def finish() -> Tensor:
-        found_L = checked(judged(), read)
+        found_L = check_logprobs(judged(), read)
         if len(found_L) == len(batch.target_L):
             return found_L
         assert batch.taught_L is not None, "it says which tokens are judged"
@@ -89,14 +92,14 @@ def _own_logprobs(
 
 
 def teacher_distance(teacher: Teacher, measure: Callable[[Tensor, Tensor], Tensor]) -> Compared:
-    """Return what asks for the distance from a teacher over the vocabulary."""
+    """Return the question for the distance from a teacher over the vocabulary."""
     assert isinstance(teacher.model, Reference), "logits of another process do not travel"
     models = (teacher.model,) if teacher.live is None else (teacher.model, teacher.live)
     return Compared(measure, models, teacher.rate, teacher.temperature, teacher.read)
 
 
-def checked(found_L: Tensor, batch: MicroBatch) -> Tensor:
-    """Return a teacher's log-probs. RunStopped where one is missing or above 0."""
+def check_logprobs(found_L: Tensor, batch: MicroBatch) -> Tensor:
+    """Return a teacher's log-probs. RunStopped if one is missing or above 0."""
     bad_L = found_L.isnan() | (found_L > LARGEST)
     if bool(bad_L.any()):
         names = {batch.prompt_ids[row] for row in batch.row_L[bad_L].tolist()}

@@ -1,8 +1,9 @@
-"""What a teacher reads of a rollout in place of its prompt, and answers to learn as they are."""
+"""Prompts for a teacher, with more than the policy saw."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, chain
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ WHAT = {
 
 
 @dataclass(frozen=True)
-class Gold:
+class GoldAnswers:
     """Right answers to prompts, from a column or from the environment."""
 
     environment: Environment
@@ -40,11 +41,11 @@ class Gold:
 
 @dataclass(frozen=True)
 class Lessons:
-    """Writes what a teacher reads: the prompt, and before it what the policy does not see."""
+    """Writes prompts with texts that the policy did not see."""
 
     tokenizer: PreTrainedTokenizerBase
     environment: Environment
-    gold: Gold
+    gold: GoldAnswers
     shows: Sequence[str]
     template: str
     max_length: int
@@ -52,14 +53,17 @@ class Lessons:
     selection: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, group: Group) -> list[Rollout | None]:
-        """Return what it reads of each rollout; None where there is nothing to show, or too much to read."""
+        """Return each rollout as the teacher reads it.
+
+        None where there is nothing to show it, or too much to read.
+        """
         if not self.shows:
             return [one if len(one.input_ids) < self.max_length else None for one in group.rollouts]
         encode = partial(encode_prompt, self.tokenizer, tools=self.environment.tool_schemas(group.prompt))
         prompt_ids = encode(group.prompt)
         written: dict[str, list[int]] = {}
         found: list[Rollout | None] = []
-        for rollout, shown in zip(group.rollouts, self.shown(group), strict=True):
+        for rollout, shown in zip(group.rollouts, self.texts(group), strict=True):
             text = "".join(self.template.format(what=WHAT[kind], text=said) for kind, said in shown.items())
             if not text:
                 found.append(None)
@@ -69,7 +73,7 @@ class Lessons:
             found.append(self._after(rollout, prompt_ids, written[text], group.prompt.id))
         return found
 
-    def shown(self, group: Group) -> list[dict[str, str]]:
+    def texts(self, group: Group) -> list[dict[str, str]]:
         """Return the texts that each rollout's teacher is shown, by kind."""
         gold = self.gold.of(group.prompt) if "gold" in self.shows else None
         words = [feedback_of(one) if "feedback" in self.shows else "" for one in group.rollouts]
@@ -86,29 +90,33 @@ class Lessons:
         return found
 
     def _after(self, rollout: Rollout, old: Sequence[int], new: Sequence[int], name: str) -> Rollout | None:
-        pieces = [_swapped(rollout, start, end, old, new) for start, end in rollout.sequences]
+        pieces = [_with_prompt(rollout, start, end, old, new) for start, end in rollout.sequences]
         if any(piece is None for piece in pieces):
             raise ValueError(
-                f"algorithm.teacher_shows needs rollouts that begin with their prompt, and an episode of {name} does not"
+                f"algorithm.teacher_shows needs rollouts that begin with their prompt, got an episode of {name}"
             )
         whole = [piece for piece in pieces if piece is not None]
         if max(len(piece[0]) for piece in whole) >= self.max_length:
             return None
-        starts, length = [], 0
-        for piece in whole:
-            starts.append(length)
-            length += len(piece[0])
-        ids, targets, mask, logprobs = (tuple(value for piece in whole for value in piece[n]) for n in range(4))
-        branches = tuple(starts) if rollout.branches else ()
+        starts = accumulate((len(piece[0]) for piece in whole[:-1]), initial=0)
+        ids, targets, mask, logprobs = (chain.from_iterable(lists) for lists in zip(*whole, strict=True))
         return replace(
-            rollout, input_ids=ids, target_ids=targets, loss_mask=mask, sampler_logprobs=logprobs, branches=branches
+            rollout,
+            input_ids=tuple(ids),
+            target_ids=tuple(targets),
+            loss_mask=tuple(mask),
+            sampler_logprobs=tuple(logprobs),
+            branches=tuple(starts) if rollout.branches else (),
         )
 
 
-def _swapped(
+def _with_prompt(
     rollout: Rollout, start: int, end: int, old: Sequence[int], new: Sequence[int]
 ) -> tuple[list[int], list[int], list[bool], list[float]] | None:
-    """Return the four lists of a sequence with another prompt, None where it has not the old one."""
+    """Return a sequence's four lists with another prompt.
+
+    None where it does not begin with the old one.
+    """
     length, tokens = len(old), [*rollout.input_ids[start:end], rollout.target_ids[end - 1]]
     if tokens[:length] != list(old) or any(rollout.loss_mask[start : start + length - 1]):
         return None
@@ -119,7 +127,7 @@ def _swapped(
 
 
 def with_lesson(prompt: Prompt, lesson: str) -> Prompt:
-    """Put a text before a prompt, in a conversation before its last user message.
+    """Put a text before a prompt, or before its last user message.
 
     >>> with_lesson(Prompt("p", "arithmetic", "41+7=", {}), "48. ").text
     '48. 41+7='
@@ -134,7 +142,7 @@ def with_lesson(prompt: Prompt, lesson: str) -> Prompt:
 
 
 def feedback_of(rollout: Rollout) -> str:
-    """Return words about a rollout: the judge's note `feedback`, or what the environment said last."""
+    """Return the judge's note `feedback`, or the environment's last words."""
     note = rollout.reward.extra.get("feedback")
     if note is not None:
         return str(note).strip()

@@ -1,6 +1,8 @@
 """Build the teacher of a run, and what it reads."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from torch import nn
 
@@ -12,9 +14,11 @@ from covey.policy.models.reference_model import load_reference_model, reference_
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.policy.teacher import Teacher
-from covey.rollouts.lessons import Gold, Lessons
+from covey.rollouts.demonstrations import demonstration_group
+from covey.rollouts.lessons import GoldAnswers, Lessons
 from covey.rollouts.sampler import Sampler
 from covey.trainer.optimizer import TrainerSettings
+from covey.types import Group, Rollout
 
 SETTING = "algorithm.teacher"
 
@@ -63,24 +67,53 @@ def _other_model(
 
 
 def with_lessons(
-    settings: TrainerSettings, config: Config, sampler: Sampler, teacher: Teacher | None, policy_length: int
+    settings: TrainerSettings, config: Config, sampler: Sampler, policy: Policy, teacher: Teacher | None
 ) -> TrainerSettings:
-    """Return the trainer's settings with what a teacher reads."""
-    algorithm = config.algorithm
-    if teacher is None:
-        return settings
-    model = teacher.model
-    longest = model.policy.max_length if isinstance(model, Reference) else policy_length
-    if not algorithm.teacher_shows and longest >= policy_length:
-        return settings
-    gold = Gold(sampler.environment, algorithm.gold_column)
-    teach = Lessons(
-        sampler.tokenizer,
-        sampler.environment,
-        gold,
-        tuple(algorithm.teacher_shows),
-        algorithm.teacher_template,
-        longest,
-        algorithm.teacher_selection,
-    )
-    return replace(settings, teach=teach)
+    """Return the trainer's settings with the teacher's reading and given answers."""
+    gold = GoldAnswers(sampler.environment, config.algorithm.gold_column)
+    teach = None if teacher is None else _lessons(config.algorithm, sampler, policy, teacher, gold)
+    answers = None if config.algorithm.sft_coef == 0 else given_answers(config, sampler, policy, gold)
+    return replace(settings, teach=teach, answers=answers)
+
+
+def _lessons(
+    algorithm: AlgorithmConfig, sampler: Sampler, policy: Policy, teacher: Teacher, gold: GoldAnswers
+) -> Lessons | None:
+    """Return the writer of a teacher's prompts, None without one."""
+    own = teacher.model
+    longest = own.policy.max_length if isinstance(own, Reference) else policy.max_length
+    if not algorithm.teacher_shows and longest >= policy.max_length:
+        return None
+    shows, template = tuple(algorithm.teacher_shows), algorithm.teacher_template
+    selection = algorithm.teacher_selection
+    return Lessons(sampler.tokenizer, sampler.environment, gold, shows, template, longest, selection)
+
+
+def given_answers(
+    config: Config, sampler: Sampler, policy: Policy, gold: GoldAnswers
+) -> Callable[[Group], Sequence[Rollout]]:
+    """Return a function for a group's given answers."""
+    algorithm, stop = config.algorithm, config.sampling.stop
+
+    def find(group: Group) -> Sequence[Rollout]:
+        if algorithm.sft_answers == "best":
+            best = max(group.rewards, default=0.0)
+            found = [one for one in group.rollouts if one.reward.value == best >= algorithm.sft_threshold]
+        else:
+            text = gold.of(group.prompt)
+            tools = sampler.environment.tool_schemas(group.prompt)
+            given = None if text is None else demonstration_group(policy, group.prompt, text, stop, tools)
+            found = [] if given is None else list(given.rollouts)
+        kept = (skip_first(one, algorithm.sft_skip_first) for one in found if len(one.input_ids) < policy.max_length)
+        return [one for one in kept if one.num_loss_tokens > 0]
+
+    return find
+
+
+def skip_first(rollout: Rollout, count: int) -> Rollout:
+    """Return the rollout without its first `count` loss tokens in the loss."""
+    if count == 0:
+        return rollout
+    numbers = accumulate(rollout.loss_mask)
+    mask = tuple(own and number > count for own, number in zip(rollout.loss_mask, numbers, strict=True))
+    return replace(rollout, loss_mask=mask)

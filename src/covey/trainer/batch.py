@@ -36,7 +36,7 @@ def make_rows(
     """Make each group's rows: kept rollouts with loss tokens.
 
     A rollout's advantage is that of all its loss tokens, or a turn's that of the turn's; 0 without `advantages`.
-    `teach` returns what a teacher reads of each rollout, None for nothing.
+    `teach` returns each rollout as a teacher reads it, None for nothing.
     """
     advantages = advantages if advantages is not None else [[0.0] * len(group.rollouts) for group in groups]
     keep = keep if keep is not None else [[True] * len(group.rollouts) for group in groups]
@@ -105,20 +105,20 @@ def make_batch(
 
 
 def _lessons(part: Part, tensors: Callable[[Part], MicroBatch]) -> dict[str, Any]:
-    """Return what differs from a plain micro-batch: teachers that read or judge otherwise, and given answers."""
+    """Return a micro-batch's fields of teachers and of given answers."""
     rows = [row for group in part for row in group]
     found: dict[str, Any] = {}
 
-    def marked(flags: Sequence[bool]) -> Tensor:
+    def mark(flags: Sequence[bool]) -> Tensor:
         device = tensors.keywords["device"]  # type: ignore[attr-defined] # a partial
         return to_device(np.repeat(flags, [row.rollout.num_loss_tokens for row in rows]).tolist(), device, torch.bool)
 
     if any(row.taught is not None or not row.has_teacher for row in rows):
-        found["taught_L"] = marked([row.has_teacher for row in rows])
+        found["taught_L"] = mark([row.has_teacher for row in rows])
         read = [[replace(row, rollout=row.taught or row.rollout) for row in of if row.has_teacher] for of in part]
         found["taught"] = tensors([group for group in read if group]) if any(read) else None
     if any(row.is_supervised for row in rows):
-        found["supervised_L"] = marked([row.is_supervised for row in rows])
+        found["supervised_L"] = mark([row.is_supervised for row in rows])
         found["num_supervised"] = sum(row.is_supervised for row in rows)
     return found
 

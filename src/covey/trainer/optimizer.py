@@ -46,7 +46,7 @@ class TrainerSettings:
     teach: Callable[[Group], Sequence[Rollout | None]] | None = None
     """Returns what the teacher reads of each rollout of a group, None for nothing; None: it reads them as they are."""
     answers: Callable[[Group], Sequence[Rollout]] | None = None
-    """Returns answers to a group's prompt that are learnt as they are; None: there are none."""
+    """Returns answers to a group's prompt that are learnt as they are; None has none."""
     are_sampled: bool = True
     """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 

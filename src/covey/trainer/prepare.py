@@ -37,10 +37,9 @@ def make_training_batches(
         num_rollouts = sum(sum(credit.keep[index]) for index in members)
         taught = count([[row for row in rows[index] if row.has_teacher] for index in members])
         supervised = count([given[index] for index in members])
-        *totals, num_groups = collectives.all_sum_ints(
-            num_loss_tokens, num_sequences, num_rollouts, *taught, *supervised, len(members)
-        )
-        totals = [*totals[:3], tuple(totals[3:5]), tuple(totals[5:7])]
+        counts = (num_loss_tokens, num_sequences, num_rollouts, *taught, *supervised)
+        *found, num_groups = collectives.all_sum_ints(*counts, len(members))
+        totals = (*found[:3], tuple(found[3:5]), tuple(found[5:]))
 
         # Groups that were trained ahead cost no pass, nor do rows without gradient.
         kept = [index for index in members if id(groups[index]) not in trainer.ahead.trained]
@@ -52,7 +51,7 @@ def make_training_batches(
 
 
 def _given_answers(group: Group, trainer: Trainer) -> list[Row]:
-    """Return rows of answers to a prompt that are learnt as they are."""
+    """Return rows of given answers, which are learnt as they are."""
     answers = trainer.settings.answers
     found = () if answers is None else answers(group)
     zeros = [(0.0,) * one.num_loss_tokens for one in found]
@@ -127,7 +126,8 @@ def train_ahead(
     if counted is None:
         # As if the step's other groups were like the first: divided by its few tokens alone, float16 overflows
         times = max(1, trainer.settings.groups_per_step // len(groups))
-        counted = StepCounts(*(times * number for number in (*count(rows), sum(map(sum, credit.keep)))))
+        num_tokens, num_sequences = count(rows)
+        counted = StepCounts(times * num_tokens, times * num_sequences, times * sum(map(sum, credit.keep)))
     totals = (counted.num_tokens, counted.num_sequences, counted.num_rows)
     trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
     for index, group in enumerate(groups):

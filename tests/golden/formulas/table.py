@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from . import advantages, distributions, documents, kl, metrics, off_policy, policy_loss, reductions, shaping, subsets
+from . import teacher as of_teacher
 from . import turns as of_turns
 from .advantages import Inputs
 from .exact import Expected, Params, exact, rounded
@@ -84,6 +85,7 @@ FORMULAS: dict[str, Callable[[Params, Inputs], Expected]] = {
     "group_filter": shaping.group_filter,
     "turn_credit": lambda params, inputs: {"advantages": of_turns.credit(params, inputs)},
     "document_formulas": documents.document,
+    "teacher": of_teacher.teacher,
 }
 
 

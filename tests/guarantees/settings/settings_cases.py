@@ -54,6 +54,12 @@ def trains(value: Any, **changes: Any) -> Case:
     return Case(see.update, value, SGD | {name.replace("__", "."): v for name, v in changes.items()}, along)
 
 
+def learns(value: Any, num_steps: int = 1, **changes: Any) -> Case:
+    """A setting of teachers and given answers, which read prompts anew."""
+    named = {f"algorithm.{name}": changed for name, changed in changes.items()}
+    return Case(see.update_on_sums, value, SGD | {"num_steps": num_steps} | named)
+
+
 def optimizes(value: Any, **changes: Any) -> Case:
     """A setting of the optimizer, with the default one."""
     return Case(see.update, value, {"num_steps": 4} | {f"optimizer.{name}": v for name, v in changes.items()})
@@ -73,6 +79,8 @@ def judges(value: Any, reward: str, **changes: Any) -> Case:
 
 SGD = {"optimizer.name": "sgd", "optimizer.lr": 0.5, "optimizer.max_grad_norm": 0.0}
 KL = {"algorithm__kl_coef": 1.0}
+TAUGHT: dict[str, Any] = {"teacher": "self", "teacher_shows": ["gold"]}
+APART = {**TAUGHT, "teacher_term": "sampled"}
 STEERED = {"algorithm.kl_coef": 0.5, "algorithm.target_kl": 1e-9}
 TIS = {"algorithm__correction": "truncate"}
 MY_ROWS = {"environment.name": "reward_functions", "data.path": "rows.jsonl", "rewards": ["observed_rewards:varied"]}
@@ -381,6 +389,25 @@ CASES: dict[str, Case | Refused] = {
         see.update_by_turns, {"weight": 0.3}, SGD | {"algorithm.turn_credit": "turn_mixed"}
     ),
     "algorithm.high_entropy_fraction": trains(0.3),
+    "algorithm.teacher": trains("policy"),
+    "algorithm.teacher_shows": learns(["gold"], teacher="self"),
+    "algorithm.teacher_template": learns("{text} ", **TAUGHT),
+    "algorithm.teacher_selection": learns({"threshold": 2.0}, teacher="self", teacher_shows=["solution"]),
+    "algorithm.gold_column": learns("wrong", **TAUGHT),
+    "algorithm.teacher_weights": learns("live", **TAUGHT, num_steps=3),
+    "algorithm.teacher_rate": learns(0.5, **TAUGHT, num_steps=3, teacher_weights="ema"),
+    "algorithm.teacher_term": learns("divergence", **TAUGHT),
+    "algorithm.teacher_options": learns({"clip": 0.01}, **TAUGHT),
+    "algorithm.teacher_coef": learns(0.5, **TAUGHT),
+    "algorithm.teacher_mix": learns("convex", **APART, teacher_coef=0.5),
+    "algorithm.teacher_max_ratio": learns(0.5, **APART),
+    "algorithm.teacher_denominator": learns("teacher_tokens", **APART | {"teacher_shows": ["solution"]}),
+    "algorithm.teacher_temperature": learns(0.5, **TAUGHT),
+    "algorithm.reward_weight": learns(0.0, **TAUGHT),
+    "algorithm.sft_coef": learns(1.0),
+    "algorithm.sft_answers": learns("best", sft_coef=1.0),
+    "algorithm.sft_threshold": learns(2.0, sft_coef=1.0, sft_answers="best"),
+    "algorithm.sft_skip_first": learns(1, sft_coef=1.0),
     # ---------------------------------------------------------------------------------------------- optimizer
     "optimizer.name": optimizes("sgd"),
     "optimizer.lr": optimizes(2e-2),
@@ -491,6 +518,11 @@ OFF: dict[str, Settings] = {
         "engine.name": "vllm"
     },
     BY_TURN[0].condition: {"algorithm.advantage": "passk", "algorithm.advantage_options": {"k": 2}},
+    "algorithm.teacher_shows to name something": {"algorithm.teacher": "self"},
+    "model.lora_rank = 0 (the mean of adapters is no adapter)": {"algorithm.teacher": "self", **LORA},
+    "algorithm.teacher = self": {"algorithm.teacher": "policy"},
+    "algorithm.teacher_term = sampled or divergence": {"algorithm.teacher": "self"},
+    "algorithm.sft_answers = best": {"algorithm.sft_coef": 1.0},
     "algorithm.selection = null": {"algorithm.selection": "top_k", "algorithm.selection_options": {"k": 2}},
     "data.path set": {"environment.name": "countdown"},
     "environment.form = tree or global": machines.COMPACT,

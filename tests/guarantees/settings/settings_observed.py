@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from io import StringIO
+from itertools import compress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,7 @@ from covey.environments.base import Environment
 from covey.loop import train
 from covey.policy import head as heads
 from covey.policy.models.loading import load_policy
+from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import Outcome
 from covey.rollouts.stream import AdaptiveSampler
 from covey.run import cold_start
@@ -121,6 +123,20 @@ def in_turns(group: Group) -> Group:
 def update_by_turns(config: Config) -> Tensor:
     """The same as `update` of episodes of several turns."""
     return update(config, in_turns)
+
+
+def update_on_sums(config: Config) -> Tensor:
+    """The same as `update` of prompts that a teacher can read anew, with right answers."""
+
+    def asked(group: Group) -> Group:
+        prompt = Prompt(group.prompt.id, "arithmetic", "4+3=", {"answer": 7, "wrong": 8})
+        ids = encode_prompt(load_policy(config.model, seed=config.seed).tokenizer, prompt)
+        made = [rollout_of(ids, tuple(compress(r.target_ids, r.loss_mask))) for r in group.rollouts]
+        pairs = zip(made, group.rollouts, strict=True)
+        kept = (replace(one, reward=of.reward, text="4", finish_reason=of.finish_reason) for one, of in pairs)
+        return Group(prompt, tuple(kept), ())
+
+    return update(config, asked)
 
 
 def update(config: Config, change: Callable[[Group], Group] = lambda group: group) -> Tensor:

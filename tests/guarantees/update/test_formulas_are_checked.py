@@ -29,7 +29,7 @@ from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.losses import LOSSES
 from covey.algorithm.objective import DENOMINATORS
 
-from ...golden.cases import Case, is_run, read_cases, shared_folder
+from ...golden.cases import Case, is_run, read_cases, shared_cases
 
 TABLES: dict[str, dict[str, Any]] = {
     "ADVANTAGES": ADVANTAGES,
@@ -97,7 +97,7 @@ def called_directly() -> list[tuple[str, str]]:
 def test_every_case_of_every_golden_document_is_checked() -> None:
     checked = {(case.file, case.id) for _, case in golden_checks()}
     present = {(case.file, case.id) for case in read_cases("*") if is_run(case)}
-    shared = read_cases("*", folder=shared_folder())
+    shared = shared_cases("*")
     assert checked == present | {(case.file, case.id) for case in shared if is_run(case)}
     assert len(present) >= 1000
 

@@ -1,4 +1,4 @@
-"""The settings of a teacher and of the supervised term, a part of the algorithm's."""
+"""The settings of a teacher and of the supervised term."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,9 @@ GIVEN_GOLD = Requires(
     ("algorithm.teacher_shows", "algorithm.sft_coef", "algorithm.sft_answers"),
     lambda shown, coef, answers: "gold" in shown or (coef > 0 and answers == "gold"),
 )
+WHOLE = Requires(
+    "model.lora_rank = 0 (the mean of adapters is no adapter)", ("model.lora_rank",), lambda rank: rank == 0
+)
 APART = Requires(
     "algorithm.teacher_term = sampled or divergence", ("algorithm.teacher_term",), lambda term: term != "advantage"
 )
@@ -30,7 +33,7 @@ def _is_averaged(weights: str) -> bool:
 
 @dataclass
 class TeacherSettings(Section):
-    """A teacher of the policy's own samples, and answers to learn as they are."""
+    """A teacher, and answers to learn as they are."""
 
     teacher: str | None = setting(
         None,
@@ -38,9 +41,9 @@ class TeacherSettings(Section):
     )
     """Teacher of what the policy samples (on-policy distillation): a model's folder or hub name of the policy's
     tokens, the address of a server, or self; null has none."""
-    teacher_shows: list[str] = setting([], choices=SHOWN, needs=(TAUGHT, CONTINUES))
-    """What the teacher reads beside the prompt: gold (a right answer), solution (a sibling's that was rewarded),
-    feedback (words of the environment); a rollout for which there is none of them has no teacher."""
+    teacher_shows: list[str] = setting([], choices=SHOWN, needs=(CONTINUES, TAUGHT))
+    """Texts that the teacher reads before the prompt: gold (a right answer), solution (a sibling's that was rewarded),
+    feedback (words of the environment); a rollout without any of them has no teacher."""
     teacher_template: str = setting(TEMPLATE, needs=(TAUGHT, SHOWS))
     """Text before the prompt for each of them, with {what} and {text}."""
     teacher_selection: dict[str, Any] = setting({}, needs=(TAUGHT, SHOWS))
@@ -48,7 +51,11 @@ class TeacherSettings(Section):
     feedback_only_without_solution."""
     gold_column: str | None = setting(None, needs=GIVEN_GOLD)
     """Column of a right answer; null asks the environment for one."""
-    teacher_weights: str = setting("base", choices=("base", "ema", "live", "trust_region"), needs=(TAUGHT, BY_ITSELF))
+    teacher_weights: str = setting(
+        "base",
+        choices=("base", "ema", "live", "trust_region"),
+        needs=(TAUGHT, BY_ITSELF, WHOLE.for_value("ema"), SHOWS.for_value("live")),
+    )
     """Weights of a teacher that is the policy: base (as it began), ema (their running average), live (as they are) or
     trust_region (logits between base and live)."""
     teacher_rate: float = setting(

@@ -1,4 +1,4 @@
-"""Terms of a teacher: what it would have written where the policy sampled (on-policy distillation).
+"""Terms of a teacher of sampled tokens (on-policy distillation).
 
 x = log pi - log teacher of a sampled token, clamped; P and Q are the distributions of policy and teacher at one place.
 Notation: N rollouts, T loss-token positions after padding, L loss tokens, V vocabulary.
@@ -24,7 +24,10 @@ LEAST_SUM = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """The tokens that a teacher judged, (N, T), finite or -inf inside the mask."""
+    """The tokens that a teacher judged, (N, T).
+
+    Inside the mask its log-probs are finite or -inf.
+    """
 
     log_probs_NT: Tensor
     """Log-probs under the policy, with gradient."""
@@ -88,7 +91,7 @@ def advantage(
     return -select(gap_NT, taught.mask_NT)
 
 
-def sampled(taught: Taught, *, form: str = "reinforce", clip: float | None = None) -> Tensor:
+def sampled_loss(taught: Taught, *, form: str = "reinforce", clip: float | None = None) -> Tensor:
     """Return a loss of each sampled token, (N, T), with gradient.
 
     Forms: reinforce, sg[x] log pi, whose value is no KL; k2, x^2 / 2; both have the gradient of KL(pi || teacher) on
@@ -99,7 +102,10 @@ def sampled(taught: Taught, *, form: str = "reinforce", clip: float | None = Non
 
 
 def stale_weight(taught: Taught, largest: float | None) -> Tensor:
-    """Return min(exp(log pi - log pi_old), largest), (N, T), without gradient; None is 1."""
+    """Return min(exp(log pi - log pi_old), largest), (N, T), without gradient.
+
+    It is 1 for None.
+    """
     if largest is None:
         return torch.ones_like(taught.log_probs_NT)
     delta_NT = select(taught.log_probs_NT - taught.old_log_probs_NT, taught.mask_NT).detach()
@@ -117,7 +123,9 @@ def divergence(
     log_prob_floor: float | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Return the divergence of P and Q at each position, (L,), nats, with P's gradient.
+    """Return the divergence of P and Q at each position, (L,), nats.
+
+    It has P's gradient.
 
     beta 1 is KL(P || Q), 0 is KL(Q || P), between them beta KL(Q || M) + (1 - beta) KL(P || M) with
     M = (1 - beta) P + beta Q (GKD, arXiv 2306.13649); it is not continuous at the ends. `top_k` looks only at the k
@@ -143,7 +151,7 @@ def divergence(
 
 
 def mixed_logits(base_LV: Tensor, live_LV: Tensor, rate: float) -> Tensor:
-    """Return the logits of a trust-region teacher, between the first and the present policy."""
+    """Return logits between the first and the present policy."""
     return torch.lerp(base_LV, live_LV, rate)
 
 
@@ -155,8 +163,8 @@ def _over_support(log_p_LV: Tensor, log_q_LV: Tensor, chosen_LV: Tensor, beta: f
     if tail == "bucket":
         # Where all are chosen, any sum will do
         others_LV = ~chosen_LV | chosen_LV.all(-1, keepdim=True)
-        rest = [_log_sum(values, others_LV)[..., 0] for values in (log_p_LV, log_q_LV)]
-        return found_L + select(_entries(*rest, beta), ~chosen_LV.all(-1))
+        rest_p_L, rest_q_L = (_log_sum(values, others_LV)[..., 0] for values in (log_p_LV, log_q_LV))
+        return found_L + select(_entries(rest_p_L, rest_q_L, beta), ~chosen_LV.all(-1))
     return found_L.clamp(min=0) if tail == "none" else found_L
 
 
@@ -175,7 +183,7 @@ def _log_sum(values_LV: Tensor, chosen_LV: Tensor) -> Tensor:
 
 
 def _likeliest(values_LV: Tensor, k: int) -> Tensor:
-    """Mark the k largest entries of each row, of equal ones the first."""
+    """Mark each row's k largest entries, of equal ones the first."""
     least_L1 = values_LV.topk(k, dim=-1).values[..., -1:]
     above_LV, equal_LV = values_LV > least_L1, values_LV == least_L1
     room_L1 = k - above_LV.sum(-1, keepdim=True)
@@ -183,8 +191,8 @@ def _likeliest(values_LV: Tensor, k: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
-    """What a teacher is shown of a group's rollouts, one entry each."""
+class Chosen:
+    """Solved siblings and feedback for each rollout of a group."""
 
     demonstrations: tuple[int | None, ...]
     """Rollout of the group whose answer is shown; None without a solved one."""
@@ -198,7 +206,7 @@ def choose_lessons(
     threshold: float = 1.0,
     exclude_self: bool = True,
     feedback_only_without_solution: bool = False,
-) -> Lessons:
+) -> Chosen:
     """Choose each rollout's solved sibling and feedback (SDPO, arXiv 2601.20802).
 
     The first sibling of a reward of at least `threshold` is shown; one that was not scored (NaN) is none.
@@ -211,7 +219,7 @@ def choose_lessons(
         own and not (feedback_only_without_solution and sibling is not None)
         for own, sibling in zip(has_feedback, shown, strict=True)
     ]
-    return Lessons(tuple(shown), tuple(used))
+    return Chosen(tuple(shown), tuple(used))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,5 +270,5 @@ SUPPORTS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "union": lambda log_p_LV, log_q_LV, k: _likeliest(log_p_LV, k) | _likeliest(log_q_LV, k),
 }
 TAILS = ("bucket", "renormalise", "none")
-TERMS: dict[str, Callable[..., Tensor]] = {"advantage": advantage, "sampled": sampled, "divergence": divergence}
+TERMS: dict[str, Callable[..., Tensor]] = {"advantage": advantage, "sampled": sampled_loss, "divergence": divergence}
 """Terms of a teacher, with their options."""

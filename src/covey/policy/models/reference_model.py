@@ -80,7 +80,7 @@ def load_reference_model(
     on_host: bool = False,
     setting: str = SETTING,
 ) -> Reference:
-    """Load the model that a setting names, frozen. ValueError if unloadable or incomparable."""
+    """Load a named model, frozen. ValueError if unloadable or incomparable."""
     try:
         loaded = load_policy(settings_of_reference(model, name, revision), seed=seed, trainable=False, on_host=on_host)
     except ValueError as error:
@@ -95,8 +95,10 @@ def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy, se
     ValueError where it is the trained model itself, or has another vocabulary.
     """
     if given is policy.model or given is policy.causal_lm:
-        told = "reference is the very model that is trained: leave it out to compare with its beginning"
-        raise ValueError(told if setting == SETTING else 'teacher is the very model that is trained: give teacher="self"')
+        told = 'teacher is the very model that is trained: give teacher="self"'
+        if setting == SETTING:
+            told = "reference is the very model that is trained: leave it out to compare with its beginning"
+        raise ValueError(told)
     bare = replace(_frozen(model), lora_rank=0, load_in_4bit=False, load_in_8bit=False)
     copied = policy_in_memory(copy.deepcopy(given), policy.tokenizer, bare, seed=0)
     copied.model.requires_grad_(False)
@@ -106,7 +108,10 @@ def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy, se
 
 
 def _check_vocabulary(name: str, found: Vocabulary, wanted: Vocabulary, *, may_pad: bool = False) -> None:
-    """Refuse a model of other tokens; `may_pad` allows more untrained entries behind them."""
+    """Refuse a model of other tokens.
+
+    `may_pad` allows more untrained entries behind them.
+    """
     if found.size != wanted.size and not (may_pad and found.tokens == wanted.tokens):
         raise ValueError(f"{name} must have the policy's vocabulary of {wanted.size:,} tokens, it has {found.size:,}")
     if found.tokens != wanted.tokens:
