@@ -33,6 +33,7 @@ OWN_FLAGS = {
     "report": (TEXT["report"], 18),
     "export": (TEXT["export"], 15),
     "doctor": (TEXT["doctor"], 15),
+    "verify": (TEXT["verify"], 15),
 }
 """Flags of these verbs, and the width of the column of names."""
 
@@ -79,7 +80,7 @@ def _page_without_settings(verb: str) -> str:
     examples = "examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb])
     rows, width = OWN_FLAGS.get(verb, ({}, 0))
     flags = [_columns(rows | {"--help, -h": "this help"}, width)] if rows else []
-    ending = [TEXT["doctor_exit"]] if verb == "doctor" else []
+    ending = [TEXT[f"{verb}_exit"]] if f"{verb}_exit" in TEXT else []
     return "\n\n".join([f"usage: {USAGES[verb]}", VERBS[verb], examples, *flags, *ending])
 
 

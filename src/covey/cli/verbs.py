@@ -19,6 +19,7 @@ OWN = {
     "status": "covey_report.runs.status:run_status",
     "replay": "covey_report.runs.command:run_replay",
     "serve": "covey_serve.command:run_serve",
+    "verify": "covey_report.verify.command:run_verify",
 }
 """Verb -> function of the words that follow it, which may return an exit code. Imported when it is called."""
 PARTS = {

@@ -35,11 +35,13 @@ TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
 AUDIT = "audit.json"
 """Result of `covey audit`."""
 SCHEDULE = "schedule.jsonl"
+PROOF = "proof.jsonl"
+"""Digests of each step, for `covey verify`."""
 VERDICTS = "verdicts.jsonl"
 """Verdicts of every evaluation on every prompt (`covey_doctor.verdicts`)."""
 ALWAYS_ROWS = (METRICS, ROLLOUTS, EVALUATIONS)
-ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, VERDICTS, SCHEDULE)
-"""Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""
+ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, VERDICTS, SCHEDULE, PROOF)
+"""Files of rows; the schedule is of runs with source=ray alone (`covey.rollouts.schedule`)."""
 JOURNAL = "journal"
 """Folder of what was sampled since the last checkpoint (`covey.rollouts.saved.journal`)."""
 STATUS = "status.json"

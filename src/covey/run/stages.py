@@ -186,14 +186,9 @@ def open_journal(run: Run, record: RunRecorder, prompts: str, checkpoint: Path |
 
 
 def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
-    """Load a checkpoint; return its finished steps."""
+    """Load a checkpoint into the run; return its finished steps."""
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
-        if run.trainer.reference is not None:
-            collectives.run_on_rank0(lambda: check_same_reference(run.config, checkpoint, run.reference_identity))
-        state = load_state(checkpoint)
-        check_keeps_reference(run, state["trainer"]["reference"])
-        load_weights(run.policy, checkpoint)
-        step = restore(run, record, state)
+        step = load_checkpoint(run, record, checkpoint)
         # Not before: a run that cannot go on keeps the rows it had
         collectives.run_on_rank0(lambda: cut_rows(record.folder, checkpoint))
     run.source.follow(step, run.config.num_steps)  # before anything is sampled
@@ -202,6 +197,16 @@ def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
     for change in changed_facts(checkpoint, code_hashes(run.policy.causal_lm)):
         LOGGER.warning("%s: the run is no longer bit-for-bit reproducible", change)
     return step
+
+
+def load_checkpoint(run: Run, record: RunRecorder, checkpoint: Path) -> int:
+    """Load state and weights; return the finished steps. ValueError for another reference."""
+    if run.trainer.reference is not None:
+        collectives.run_on_rank0(lambda: check_same_reference(run.config, checkpoint, run.reference_identity))
+    state = load_state(checkpoint)
+    check_keeps_reference(run, state["trainer"]["reference"])
+    load_weights(run.policy, checkpoint)
+    return restore(run, record, state)
 
 
 def check_keeps_reference(run: Run, refreshed: Mapping[str, Tensor]) -> None:

@@ -30,6 +30,7 @@ from covey.run import stages
 from covey.run.build import Run, training_sampling
 from covey.run.folder import METRICS, SCHEDULE, begin_log, changes_of
 from covey.run.records.record import RunRecorder
+from covey.run.records.step_metrics import StepResult
 from covey.system import collectives, ranks
 from covey.system.jsonl import read_rows
 from covey.system.text.console import CleanConsole
@@ -136,7 +137,17 @@ def num_ranks(steps: Sequence[PastStep]) -> int:
     return len(steps[0].threads) or 1
 
 
-def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str], None]) -> str:
+Watcher = Callable[[int, StepResult], bool]
+"""Looks at a step that was trained again; False ends the replay."""
+
+
+def replay(
+    config: Config,
+    past: Path,
+    record: RunRecorder,
+    say: Callable[[str], None],
+    watch: Watcher = lambda step, made: True,
+) -> str:
     """Train by the schedule of `past`; return the last weights' digest.
 
     ValueError names the first step with other weights. Collective, over as many ranks as the run had.
@@ -167,8 +178,10 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
             prompt = _prompt_of(step.groups[place], prompts)
             engine.past = Attempts(step.groups[place], sampler.limits_for(prompt).max_turns or 1)
             groups[place] = asyncio.run(_sample_again(sampler, prompt, step.groups[place], config))
-        _train(run, groups, step, record)
+        stepped = _train(run, groups, step, record)
         digest = _remember(run, engine, step.step)
+        if not watch(step.step, stepped):
+            break
         collectives.run_on_rank0(partial(_compare, step, digest, past))
         engine.forget_before(min(oldest, step.step))
         if step.step in refreshed:
@@ -219,13 +232,14 @@ async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, confi
     return with_logprobs(await roll_out(sampler, prompt, past.size, sampling), past)
 
 
-def _train(run: Run, groups: Mapping[int, Group], step: PastStep, record: RunRecorder) -> None:
+def _train(run: Run, groups: Mapping[int, Group], step: PastStep, record: RunRecorder) -> StepResult:
     with record.watchdog.deadline(f"the update of step {step.step}", "timeouts.update"):
         for part in step.ahead:
             if early := [groups[place] for place in part if place in groups]:
                 train_ahead(early, run.trainer, run.credit, run.packing, step.step - 1)
-        batches, _ = make_training_batches(list(groups.values()), run.trainer, run.credit, run.packing, step.step - 1)
-        run.trainer.step(batches, step.step - 1)
+        own = list(groups.values())
+        batches, credit = make_training_batches(own, run.trainer, run.credit, run.packing, step.step - 1)
+        return StepResult(own, [], credit, run.trainer.step(batches, step.step - 1))
 
 
 def _remember(run: Run, engine: ReplayingEngine, version: int) -> str:

@@ -85,11 +85,12 @@ def _key(source: Path, compiler: str) -> str:
         path.read_text(encoding="utf-8")
         for path in (source, *sorted({*source.parent.glob("*.h"), *KERNELS.glob("*.h")}))
     )
-    parts = (*texts, *FLAGS, compiler, compiler_version(), _processor())
+    parts = (*texts, *FLAGS, compiler, compiler_version(), processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return name and features of the processor, a line each."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -42,7 +42,7 @@ def step_of(folder: Path) -> int | None:
 
 def render(step: int, facts: Mapping[str, Any], files: Digests) -> str:
     """Return the text of a manifest, the only form that is read."""
-    return _seal({"format": FORMAT, "step": step, **facts, "files": files})
+    return seal_text({"format": FORMAT, "step": step, **facts, "files": files})
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
             raise ValueError(f"it holds {type(content).__name__}, not fields")
         if content.get("format") != FORMAT:
             raise ValueError(f"format {str(content.get('format'))[:20]}, this covey reads {FORMAT}")
-        if _seal({name: value for name, value in content.items() if name != SEAL}) != text:
+        if seal_text({name: value for name, value in content.items() if name != SEAL}) != text:
             raise ValueError("it is not what was written")
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{MANIFEST}: {str(error)[:200]}") from error
@@ -93,7 +93,8 @@ def difference(folder: Path, written: Digests) -> str | None:
     return None
 
 
-def _seal(fields: Mapping[str, Any]) -> str:
+def seal_text(fields: Mapping[str, Any]) -> str:
+    """Return fields as JSON that ends with its own hash."""
     seal = hashlib.sha256(json.dumps(fields, indent=1).encode()).hexdigest()
     return json.dumps({**fields, SEAL: seal}, indent=1) + "\n"
 

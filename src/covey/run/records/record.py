@@ -76,6 +76,8 @@ from covey.system.waits.timer import PhaseTimer
 LOGGER = logging.getLogger(__name__)
 TRACES = "covey_report.traces.log:TraceLog"
 """Writes the report's rows on groups and tokens; the core imports nothing of that package."""
+PROOF = "covey_report.verify.proof:ProofLog"
+"""Writes digests of each step, for `covey verify`."""
 
 
 class RunRecorder:
@@ -113,6 +115,7 @@ class RunRecorder:
         self._verdicts: JsonlWriter | None = None
         self._traces: Any = None
         self.journal: Journal | None = None
+        self._proof: Any = None
         self.sides, self.looked_at, self._prompts = SIDES, "", ""
         self._is_as_left = config.resume is not None
         """Whether the run has begun without a step yet, so its folder still describes it."""
@@ -135,6 +138,7 @@ class RunRecorder:
                 self._verdicts,
                 self._traces,
                 self.journal,
+                self._proof,
                 self._run,
             ):
                 if part is not None:
@@ -175,7 +179,9 @@ class RunRecorder:
         self._progress.expect(self._config.num_steps)
         if self._config.resume is None:
             _ = self._tracker  # a new run has its files, though it stops before their first row
-        self._traces = resolve(TRACES, {})(self.folder, run) if run.config.output.traces else None
+        if run.config.output.traces:
+            self._traces = resolve(TRACES, {})(self.folder, run)
+            self._proof = resolve(PROOF, {})(self.folder, run, prompts)
         run.source.report_to(self.folder / STATUS)
         self.callbacks.start(run, self.folder)
 
@@ -214,6 +220,7 @@ class RunRecorder:
         self._rollouts(step + 1, stepped)
         if self._traces is not None:
             self._traces.step(step + 1, groups, credit, dropped)
+            self._proof.step(step + 1, groups)
         if metrics["num_rollouts_trained"] == 0:
             self.say(f"step {step + 1}: no signal, {why_no_signal(row, credit)}; no update")
         self._step_started = time.monotonic()
@@ -286,6 +293,8 @@ class RunRecorder:
         )
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
+        if self._proof is not None:
+            self._proof.cover_evaluation(step)
         self.callbacks.evaluation(step, found)
         self._step_started = time.monotonic()
 
@@ -340,12 +349,14 @@ class RunRecorder:
             LOGGER.warning("the checkpoints in %s were deleted while the run was going", self.checkpoints)
         try:
             settings = to_yaml(self._config)
-            save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights, settings)
+            saved = save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights, settings)
         except WriteError as error:
             if needed or not self._goes_on:
                 raise
             LOGGER.warning("%s; the run continues (output.on_write_error=continue) without this checkpoint", error)
             return False
+        if self._proof is not None:
+            self._proof.note_checkpoint(saved, state["step"])
         prune_checkpoints(self.checkpoints, Retention(self._config.output.keep_last, self._config.output.keep_best))
         return True
 

@@ -1,0 +1,1 @@
+"""Recomputing a run, and branches of one."""
