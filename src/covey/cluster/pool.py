@@ -36,7 +36,7 @@ from covey.cluster.start import (
 )
 from covey.cluster.waiting import hand_over
 from covey.cluster.wire import Proof, TicketResult, copy_arrays, pack
-from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
+from covey.engine.base import MOST_LOSSES, EngineStats, UpdateMode, WeightSet
 from covey.rollouts.sampler import Sampler
 from covey.types import RunStopped
 
@@ -83,6 +83,7 @@ class SamplerPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: list[Future[dict[str, float]]] = []
         self._counts: Counter[str] = Counter()
+        self._done = EngineStats()
         self._push_seconds = self._idle_seconds = 0.0
         self.error: Exception | None = None
         """Error that ended the pool; the run ends with it."""
@@ -152,15 +153,20 @@ class SamplerPool:
 
         async def take() -> dict[str, float]:
             counts, self._counts = self._counts, Counter()
+            done, self._done = self._done, EngineStats()
             pushed, self._push_seconds = self._push_seconds, 0.0
             idle, self._idle_seconds = self._idle_seconds + sum(slot.take_idle_seconds() for slot in self._slots), 0.0
             counts["late_results_refused"] += sum(slot.take_late_results() for slot in self._slots)
             found = {f"samplers/{name}": float(number) for name, number in counts.items() if number}
-            return found | {
-                "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
-                "samplers/waited_seconds": idle / len(self._slots),
-                "samplers/push_seconds": pushed / max(1, counts["pushes"]),
-            }
+            return (
+                found
+                | done.metrics()
+                | {
+                    "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
+                    "samplers/waited_seconds": idle / len(self._slots),
+                    "samplers/push_seconds": pushed / max(1, counts["pushes"]),
+                }
+            )
 
         return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
 
@@ -266,6 +272,7 @@ class SamplerPool:
             if (batch := await self._ask(slot, "collect")) is None:
                 return
             self._counts["tokens"] += batch.stats.sampled_tokens
+            self._done += batch.stats
             settled: dict[Callable[[Sequence[TicketResult]], None], list[TicketResult]] = {}
             for call, result in slot.finish(batch):
                 settled.setdefault(call.settle, []).append(result)

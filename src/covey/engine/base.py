@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -35,8 +35,31 @@ class EngineStats:
     """Most memory the cached keys and values took, resizing included."""
     re_encoded_tokens: int = 0
     """Tokens of earlier turns, of `prompt_tokens`, whose keys and values had been given up."""
+    drafted_tokens: int = 0
+    """Fed on trust, beside the newest token of a row."""
+    accepted_tokens: int = 0
+    """Tokens sampled in passes that another token of their row had already."""
+    saved_seconds: float = 0.0
+    """Saved by drafts, as passes without them take at that number of rows."""
     restarts: int = 0
     """Number of times that a lost engine was started again."""
+
+    def __add__(self, other: "EngineStats") -> "EngineStats":
+        """Return both, one after the other: sums, and the larger peaks."""
+        both = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return EngineStats(**{name: (max if name.startswith("peak") else sum)(pair) for name, pair in both.items()})
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a step's row tells of them: what there was."""
+        found = {"engine/restarts": float(self.restarts)} if self.restarts else {}
+        if not self.drafted_tokens:
+            return found
+        return found | {
+            "engine/draft_tokens": float(self.drafted_tokens),
+            "engine/draft_accepted": self.accepted_tokens / self.drafted_tokens,
+            "engine/draft_saved_seconds": self.saved_seconds,
+            "engine/tokens_per_pass": self.sampled_tokens / max(1, self.sampled_tokens - self.accepted_tokens),
+        }
 
 
 class Engine(Protocol):

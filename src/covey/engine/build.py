@@ -19,7 +19,7 @@ def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "E
         return build_transformers(policy, settings, kernels)
     from covey.engine.native.engine import NativeEngine
 
-    return NativeEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
+    return NativeEngine(policy, settings.cache_bytes, settings.max_rows, kernels, settings.speculation)
 
 
 def build_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
@@ -69,7 +69,7 @@ def own_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Upd
         return own_transformers(policy, settings, kernels)
     from covey.engine.native.own_weights import OwnWeightsEngine
 
-    return OwnWeightsEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
+    return OwnWeightsEngine(policy, settings.cache_bytes, settings.max_rows, kernels, settings.speculation)
 
 
 def own_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":

@@ -78,6 +78,9 @@ class EngineConfig(Section):
     environment give way. null: in process on a GPU four fifths of what is free when sampling begins, else 1 GiB."""
     max_rows: int = setting(512, ge=1, needs=SAMPLES)
     """Most completions sampled at the same time."""
+    speculation: str = setting("auto", choices=("auto", "on", "off"), needs=SAMPLES)
+    """Drafts of tokens from what was written for a prompt before, several of them verified at a time: auto (where that
+    is measured to be faster), on (always) or off. No token depends on it; only decoding in C on a CPU has it."""
     url: str | None = setting(None, needs=(VLLM, ALONE))
     """Address of a vLLM server that already runs on this machine or a disk shared with it; null starts vLLM here."""
     gpu_memory_utilization: float | None = setting(None, gt=0, le=1, needs=(VLLM, HERE))

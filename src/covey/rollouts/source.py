@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from covey.engine.base import Resting
+from covey.engine.base import EngineStats, Resting
 from covey.environments.base import follow, metrics_of
 from covey.rollouts.group_checks import GroupFilter, outcomes_of, reason_to_drop, stop_where_nothing_is_scored
 from covey.rollouts.rollout import GroupJob, roll_out, roll_out_together
@@ -143,7 +143,7 @@ class LocalSource:
     journal: Journal | None = None
     _version: int = 0
     _scoring_seconds: float = 0.0
-    _restarts: int = 0
+    _done: EngineStats = field(default_factory=EngineStats)
     _drops: Counter[str] = field(default_factory=Counter)
     _dropped: list[Dropped] = field(default_factory=list)
     _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=quiet_event_loop))
@@ -157,7 +157,7 @@ class LocalSource:
         tried: list[Group] = []
         self.forget_dropped()
         started = time.monotonic()
-        self._restarts += self.sampler.engine.take_stats().restarts
+        self._done += self.sampler.engine.take_stats()
         for _ in range(1 + (self.filter_rounds if self.keep else 0)):
             missing_of_ranks: list[int] = collectives.all_gather(n - len(groups))
             if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
@@ -168,7 +168,7 @@ class LocalSource:
             groups.extend(group for group in rolled_out if self.keep_or_drop(group, self.sampled_size))
         done = self.sampler.engine.take_stats()
         self._scoring_seconds += time.monotonic() - started - done.seconds
-        self._restarts += done.restarts
+        self._done += done
         self._rest()
         stop_where_nothing_is_scored(tried)
         return groups
@@ -219,9 +219,8 @@ class LocalSource:
     def take_metrics(self) -> dict[str, float]:
         learnt = self.stream.take_metrics() if isinstance(self.stream, AdaptiveSampler) else {}
         size = {"group_size": float(self.sampled_size)} if self.later_sizes else {}
-        restarts, self._restarts = self._restarts, 0
-        found = size | ({"engine/restarts": float(restarts)} if restarts else {})
-        return {f"curriculum/{name}": value for name, value in learnt.items()} | found
+        done, self._done = self._done, EngineStats()
+        return {f"curriculum/{name}": value for name, value in learnt.items()} | size | done.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         return self.stream.state_dict()

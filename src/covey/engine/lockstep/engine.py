@@ -11,6 +11,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from covey.engine.drafts.drafter import Drawn
 from covey.engine.lockstep.reader import Reader
 from covey.engine.native.cache import Cache
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted
@@ -97,7 +98,7 @@ class LockstepRunner(Runner):
         self.cache.note_peak()
         return _in_order(drawn, admission.rows)
 
-    def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
+    def decode(self, scheduler: Scheduler, most: int) -> Drawn:
         """Feed every row its newest token and draw the next."""
         drawn: dict[DecodeRow, tuple[int, float]] = {}
         for cohort in self.cache.cohorts:
@@ -107,7 +108,7 @@ class LockstepRunner(Runner):
             cohort.length += 1
             drawn |= self._draw_next(cohort, logits_RV)
         self.cache.note_peak()
-        return [_in_order(drawn, scheduler.rows)]
+        return scheduler.rows, *_in_order(drawn, scheduler.rows)
 
     def encode_again(self, scheduler: Scheduler) -> None:
         """Read all that is cached on the current weights."""

@@ -36,11 +36,11 @@ class Decode(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "new_key", "new_value", "prompt_keys", "prompt_values")),
         *((name, ctypes.c_void_p) for name in ("row_keys", "row_values", "out")),
-        *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths")),
+        *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths", "holders")),
         *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
-        *((name, ctypes.c_int64) for name in ("num_groups", "group_width", "num_key_heads", "queries_per_key")),
-        *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "out_stride")),
-        *((name, ctypes.c_int64) for name in ("half", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "num_groups", "group_width", "num_key_heads")),
+        *((name, ctypes.c_int64) for name in ("queries_per_key", "width", "prompt_slots", "row_slots")),
+        *((name, ctypes.c_int64) for name in ("window", "out_stride", "half", "num_threads")),
         ("scaling", ctypes.c_float),
     )
 
@@ -75,10 +75,19 @@ class CompiledPrefillLayout(PrefillLayout):
 class CompiledDecodeLayout(StretchLayout):
     """`layouts.DecodeLayout` in C."""
 
-    def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        grid: Grid,
+        length_R: Tensor,
+        shortest: int,
+        longest: int,
+        holder_R: Tensor | None = None,
+    ) -> None:
+        """Take a token of each row, or several, whose rows in the cache are `holder_R`."""
         self._cache = cache
         self._stretches = cache.rows, 0, [1] * len(length_R), False
-        self._own_R = length_R - 1
+        self._own_R, self._holder_R = length_R - 1, holder_R
         self._grid = grid
         self.position_R = grid.length_R + self._own_R
         self._function = library(SOURCE).covey_decode_attention
@@ -86,6 +95,8 @@ class CompiledDecodeLayout(StretchLayout):
             row_of_cell=grid.only_row_C.data_ptr(),
             prompt_lengths=grid.length_G.data_ptr(),
             own_lengths=self._own_R.data_ptr(),
+            holders=_pointer(holder_R),
+            num_rows=len(length_R),
             num_groups=grid.num_groups,
             group_width=grid.width,
             prompt_slots=cache.prompts.length,

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from covey.engine.base import EngineStats, check_call, check_length
+from covey.engine.drafts.drafter import Drafter
 from covey.engine.native import graph
 from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, CacheShape, budget
 from covey.engine.native.compiled import is_compiled
-from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
+from covey.engine.native.decode_weights import build_decode_policy, is_fused, is_wanted, refresh
 from covey.engine.native.models import joined
 from covey.engine.native.rows import DecodeRow, SamplingRequest
 from covey.engine.native.runner import Runner, detect_capabilities
@@ -32,6 +33,10 @@ TURN_SECONDS = 0.02
 """Longest time between two looks at the event loop, if one step is not longer."""
 
 
+CACHED = 2**26
+"""Bytes of weights that a processor may hold between two passes: reading them is what drafts save."""
+
+
 class NativeEngine:
     """Samples by continuous batching; a group shares its prompt's cache.
 
@@ -39,11 +44,18 @@ class NativeEngine:
     "torch".
     """
 
-    def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        cache_bytes: int | None,
+        max_rows: int,
+        kernels: str = "auto",
+        speculation: str = "auto",
+    ) -> None:
         """Bound cached keys and values by `cache_bytes`, running completions by `max_rows`.
 
         cache_bytes None follows the free memory of a GPU whenever sampling begins (`cache.budget`). `kernels` is
-        model.kernels.
+        model.kernels, `speculation` engine.speculation.
         """
         if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
@@ -52,6 +64,7 @@ class NativeEngine:
         self.version = 0
         self._trained = policy
         self._prepare(policy, kernels)
+        self._drafter = Drafter(always=speculation == "on") if self._drafts(speculation) else None
         self._cache_bytes = cache_bytes
         self._limits = self._capacity(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
         self._has_told = False
@@ -74,6 +87,17 @@ class NativeEngine:
         fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
         self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
         self._is_graph = graph.is_wanted(policy) and not self._shape.held
+
+    @property
+    def _keeps_bits(self) -> bool:
+        """Return True where a token's bits do not depend on what is fed with it, of its row or others."""
+        return self.kernels == "compiled" and is_fused(self._policy) and not self._shape.held
+
+    def _drafts(self, speculation: str) -> bool:
+        """Return True where drafts are wanted and change no bits."""
+        num_weights = sum(weight.numel() for weight in self._trained.causal_lm.parameters())
+        is_large = num_weights * self._trained.precision.itemsize > CACHED
+        return self._keeps_bits and (speculation == "on" or (speculation == "auto" and is_large))
 
     def _capacity(self, max_rows: int, max_slots: int) -> Capacity:
         return Capacity(max_rows, max_slots, rows_hold_prompts=self._is_graph, state_slots=self._shape.state_slots)
@@ -154,6 +178,8 @@ class NativeEngine:
 
     def take_stats(self) -> EngineStats:
         stats, self._stats = self._stats, EngineStats()
+        if self._drafter is not None:
+            stats = replace(stats, **self._drafter.take_counts())
         self._runner.cache.peak_bytes = self.cache_bytes_used
         return stats
 
@@ -305,9 +331,8 @@ class NativeEngine:
             self._count(runner.num_encoded - before, len(admission.rows), admission.charge())
             scheduler.advance(admission.rows, *sampled)
             answered |= self._depart()
-        for sampled in runner.decode(scheduler, most) if scheduler.rows else ():
-            self._count(0, sum(not row.left for row in scheduler.rows))
-            scheduler.advance(scheduler.rows, *sampled)
+        if scheduler.rows:
+            self._count(0, scheduler.advance(*runner.decode(scheduler, most)))
         answered |= self._depart()
         return answered
 
@@ -315,6 +340,8 @@ class NativeEngine:
         """Remove finished and cancelled rows, and answer complete calls."""
         over = self._scheduler.turns_over()
         self._runner.keep(over, self._scheduler)
+        if self._drafter is not None:
+            self._drafter.keep(row for row in self._scheduler.rows if row.left and row.completion is not None)
         departure = self._scheduler.depart()
         self._runner.apply(departure, self._scheduler)
         self._turns.answer(over)
@@ -345,7 +372,7 @@ class NativeEngine:
             return graph.GraphRunner(self._policy, Cache(self._shape, self._limits.max_slots))
         is_compiled = self.kernels == "compiled"
         cache = Cache(self._shape, self._limits.max_slots, COMPILED_GROWTH if is_compiled else TORCH_GROWTH)
-        return Runner(self._policy, cache, is_compiled)
+        return Runner(self._policy, cache, is_compiled, self._keeps_bits, self._drafter)
 
 
 def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:

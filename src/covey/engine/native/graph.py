@@ -14,11 +14,13 @@ Shapes: B rows of the block in use, R of them with a completion, K key/value hea
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from covey.engine.drafts.drafter import Drawn
 from covey.engine.native.cache import Cache, CacheNeed, CacheShape
 from covey.engine.native.compiled import NO_FILTERS
 from covey.engine.native.layouts import sinks_of, slots_in, write_tokens
@@ -109,7 +111,7 @@ class GraphRunner(Runner):
         for shared, own in zip((*prompts.keys, *prompts.values), (*rows.keys, *rows.values), strict=True):
             own[first : first + len(slot_R), :, :length] = shared[:, :, :length].index_select(0, slot_R)
 
-    def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
+    def decode(self, scheduler: Scheduler, most: int) -> Drawn:
         """Draw up to `most` tokens of every row; launch more unread.
 
         Those are returned, too, where a row has ended: rows change then.
@@ -128,7 +130,7 @@ class GraphRunner(Runner):
         if self._ahead is not None and self._has_ended(rows, found):
             found += self._ahead.read(len(rows))
             self._ahead = None
-        return found
+        return [*rows] * len(found), *(list(chain(*each)) for each in zip(*found, strict=True))
 
     def drop(self) -> None:
         """Release the memory, graphs included."""

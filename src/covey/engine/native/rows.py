@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
+from covey.engine.drafts.contexts import Contexts
 from covey.engine.native.stops import Decode, StopText
 from covey.policy.sampling import row_key
 from covey.types import Completion, FinishReason, Sampling, Span
@@ -40,6 +41,8 @@ class SamplingRequest:
     """Completions of a call by sample index."""
     tell: Callable[[int, Completion], None] = lambda index, completion: None
     """Told of each completion of a call when it is finished."""
+    contexts: Contexts | None = None
+    """What was written for its prompt, once drafts were looked for (`drafts/`)."""
     sessions: tuple["DecodeRow", ...] = ()
     """Rows that live on between turns, by sample index; empty in a call."""
 
@@ -98,6 +101,8 @@ class DecodeRow:
     token_ids: list[int] = field(default_factory=list)
     """Sampled in this turn."""
     logprobs: list[float] = field(default_factory=list)
+    counted: int = 0
+    """Tokens of this turn that its request's contexts have seen."""
     changes: list[tuple[int, int]] = field(default_factory=list)
     """(version, number of tokens before it) of each version that tokens were sampled on, the oldest first."""
     left: bool = False
@@ -149,7 +154,7 @@ class DecodeRow:
         """Forget the previous turn, or this one's samples."""
         self.sampling, self.key, self.unread = sampling, key, unread
         self.token_ids, self.logprobs, self.changes = [], [], [(self.request.version, 0)]
-        self.left, self.completion = False, None
+        self.left, self.completion, self.counted = False, None, 0
         self.stop_text = self._stop_text()
 
     def forget(self) -> None:

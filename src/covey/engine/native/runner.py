@@ -4,13 +4,16 @@ Shapes: N prompts encoded now, R rows, V vocabulary.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from covey.engine.drafts.drafter import Drafter, Drawn, accepted
 from covey.engine.lockstep.reader import state_shape
 from covey.engine.native import compiled
 from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
@@ -47,8 +50,19 @@ class Runner:
     holds_prompts = False
     """Whether each row has its prompt before its own tokens, in its own slots."""
 
-    def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        policy: Policy,
+        cache: Cache,
+        is_compiled: bool,
+        keeps_bits: bool = False,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """Decode in C if `is_compiled`; a token's bits then do not depend on what is fed with it if `keeps_bits`.
+
+        A drafter needs both.
+        """
+        self._policy, self._keeps_bits, self._drafter = policy, keeps_bits, drafter
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
         self._prefill_layout = CompiledPrefillLayout if is_compiled else PrefillLayout
         self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
@@ -86,8 +100,19 @@ class Runner:
         """Make room in the cache for the next pass."""
         self.cache.fit(_need(scheduler))
 
-    def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
-        """Feed every row its newest token and draw up to `most`."""
+    def decode(self, scheduler: Scheduler, most: int) -> Drawn:
+        """Feed every row its newest token, and drafts of the next; draw up to `most` of each."""
+        rows = scheduler.rows
+        if self._drafter is None:
+            return self._decode_one(scheduler)
+        drafts = self._drafter.draft(rows, most)
+        started = time.perf_counter()
+        drawn = self._verify(scheduler, drafts) if any(drafts) else self._decode_one(scheduler)
+        self._drafter.note(rows, sum(map(len, drafts)), drawn, time.perf_counter() - started)
+        return drawn
+
+    def _decode_one(self, scheduler: Scheduler) -> Drawn:
+        """Feed every row its newest token and draw the next."""
         rows, device = scheduler.rows, self._policy.device
         self.fit(scheduler)
         grid, draws = self._composition(scheduler)
@@ -98,7 +123,36 @@ class Runner:
         layout = self._decode_layout(self.cache, grid, length_R, min(lengths), max(lengths))
         every_R = torch.arange(len(rows), device=device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
-        return [self._draw(logits_RV, draws, turn_R)]
+        return rows, *self._draw(logits_RV, draws, turn_R)
+
+    def _verify(self, scheduler: Scheduler, drafts: Sequence[Sequence[int]]) -> Drawn:
+        """Feed every row its newest token and a draft; draw after each as if it were fed alone."""
+        rows = scheduler.rows
+        self.cache.fit(_need(scheduler, drafts))
+        fed = [[row.token_ids[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
+        layout, input_F = self._several(scheduler.rows, 0, [row.num_own - 1 for row in rows], fed)
+        holders = [row for row, token_ids in zip(rows, fed, strict=True) for _ in token_ids]
+        turns = [len(row.token_ids) + place for row, ids in zip(rows, fed, strict=True) for place in range(len(ids))]
+        every_F = torch.arange(len(holders), device=self._policy.device)
+        logits_FV = self._policy.logits(input_F[None], layout.position_R[None], layout, every_F)
+        draws = Draws.of(holders, self._policy.device)
+        token_ids, logprobs = self._draw_any(logits_FV, draws, to_device(turns, self._policy.device))
+        stands = [place for places in accepted(drafts, token_ids) for place in places]
+        sampled = on_host([token_ids[place] for place in stands], [logprobs[place] for place in stands])
+        return [holders[place] for place in stands], *sampled
+
+    def _several(
+        self, rows: Sequence[DecodeRow], first: int, starts: Sequence[int], fed: Sequence[Sequence[int]]
+    ) -> tuple[CompiledDecodeLayout, Tensor]:
+        """Return layout and input of some own tokens of rows, from slot `first` on: all as if fed one by one."""
+        prompt_lengths = [0] * (1 + max(row.request.slot for row in rows))
+        columns: list[tuple[int, int, int, int]] = []
+        for slot, (row, start, token_ids) in enumerate(zip(rows, starts, fed, strict=True), first):
+            prompt_lengths[row.request.slot] = len(row.request.prompt_ids)
+            columns += [(slot, row.request.slot, own, each) for own, each in enumerate(token_ids, start + 1)]
+        holder_F, _, length_F, input_F = to_device([*zip(*columns, strict=True)], self._policy.device)
+        grid = Grid.of([group for _, group, _, _ in columns], prompt_lengths, self._policy.device)
+        return CompiledDecodeLayout(self.cache, grid, length_F, 1, 1, holder_F), input_F
 
     def drop(self) -> None:
         self.cache.drop()
@@ -181,16 +235,19 @@ class Runner:
 
     def _extend(self, first: int, rows: Sequence[DecodeRow], stretches: Sequence[tuple[int, int]]) -> Tensor:
         """Read rows' stretches of own tokens in one pass: logits (N, V)."""
+        texts = [row.own_ids[start:end] for row, (start, end) in zip(rows, stretches, strict=True)]
+        for row, (start, end) in zip(rows, stretches, strict=True):
+            row.together = [*row.together, (start, end)] if start else [(start, end)]
+        self.num_encoded += sum(map(len, texts))
+        if self._keeps_bits:
+            layout, input_T = self._several(rows, first, [start for start, _ in stretches], texts)
+            end_N = to_device([*accumulate(map(len, texts))], self._policy.device) - 1
+            return self._policy.logits(input_T[None], layout.position_R[None], layout, end_N)
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
-        layout = ExtendLayout(self.cache, first, groups, prompt_lengths, stretches, self.holds_prompts)
-        stream: list[int] = []
-        for row, (start, end) in zip(rows, stretches, strict=True):
-            stream += row.own_ids[start:end]
-            row.together = [*row.together, (start, end)] if start else [(start, end)]
-        self.num_encoded += len(stream)
-        input_ids_1T = to_device([stream], self._policy.device)
-        return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
+        behind = ExtendLayout(self.cache, first, groups, prompt_lengths, stretches, self.holds_prompts)
+        input_ids_1T = to_device([[token_id for text in texts for token_id in text]], self._policy.device)
+        return self._policy.logits(input_ids_1T, behind.position_T[None], behind, behind.end_N)
 
     def _read_again(self, slot: int, row: DecodeRow) -> None:
         """Read evicted tokens again, with the passes that read them before."""
@@ -220,9 +277,14 @@ class Runner:
         return encode(self._policy, self._prefill_layout, self.cache.prompts, prompts[0].slot, token_ids)
 
     def _draw(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> Sampled:
+        return on_host(*self._draw_any(logits_RV, draws, position_R))
+
+    def _draw_any(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> tuple[list[float], list[float]]:
+        """Draw tokens and log-probs, finite or not."""
         token_R, logprob_R = sample(logits_RV, draws.parts, random_uniform(draws.key_R, position_R), self._sample_alike)
         # One transfer for both: token ids are exact in float64.
-        return on_host(*torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist())
+        token_ids, logprobs = torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist()
+        return token_ids, logprobs
 
     def _composition(self, scheduler: Scheduler) -> tuple[Grid, Draws]:
         """Return the tensors that change only with the rows or groups."""
@@ -308,11 +370,12 @@ def detect_capabilities(policy: Policy) -> ProbeLayout:
     return layout
 
 
-def _need(scheduler: Scheduler) -> CacheNeed:
+def _need(scheduler: Scheduler, drafts: Sequence[Sequence[int]] = ()) -> CacheNeed:
+    drafted = map(len, drafts or repeat((), len(scheduler.rows)))
     return CacheNeed(
         num_groups=len(scheduler.groups),
         longest_prompt=max((len(request.prompt_ids) for request in scheduler.groups), default=0),
         num_rows=len(scheduler.rows),
-        longest_row=max((row.num_own for row in scheduler.rows), default=0),
+        longest_row=max((row.num_own + num for row, num in zip(scheduler.rows, drafted, strict=True)), default=0),
         reserved=scheduler.longest_row,
     )

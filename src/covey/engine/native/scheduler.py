@@ -217,11 +217,14 @@ class Scheduler:
         self.changes += len(self.rows) > first_row
         return Admission(tuple(self.groups[first_group:]), tuple(self.rows[first_row:]), num_resumed)
 
-    def advance(self, rows: Sequence[DecodeRow], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Give the sampled tokens to their rows, finished ones left out."""
+    def advance(self, rows: Sequence[DecodeRow], token_ids: Sequence[int], logprobs: Sequence[float]) -> int:
+        """Give the sampled tokens to their rows, finished ones left out; count them."""
+        num_taken = 0
         for row, token_id, logprob in zip(rows, token_ids, logprobs, strict=True):
             if not row.left:
                 row.take(token_id, logprob)
+                num_taken += 1
+        return num_taken
 
     def depart(self) -> Departure:
         """Free the slots of finished rows and requests."""

@@ -61,15 +61,7 @@ class RestartingEngine:
     def take_stats(self) -> EngineStats:
         """Return the counters since the last call, restarts included."""
         gone, self._stats = self._stats, EngineStats()
-        now = self._engine.take_stats()
-        return replace(
-            now,
-            prompt_tokens=gone.prompt_tokens + now.prompt_tokens,
-            sampled_tokens=gone.sampled_tokens + now.sampled_tokens,
-            seconds=gone.seconds + now.seconds,
-            peak_rows=max(gone.peak_rows, now.peak_rows),
-            restarts=gone.restarts,
-        )
+        return gone + self._engine.take_stats()
 
     def close(self) -> None:
         self._is_closed = True

@@ -25,8 +25,9 @@ typedef struct {
     const int64_t *row_of_cell;                       /* groups x group_width; -1: no row */
     const int64_t *prompt_lengths;                    /* of groups */
     const int64_t *own_lengths;                       /* of rows, without the new token */
+    const int64_t *holders;                           /* whose cache each row reads and writes; NULL: its own */
     int64_t query_strides[2], key_strides[2], value_strides[2]; /* of rows and heads */
-    int64_t num_groups, group_width, num_key_heads, queries_per_key, width, prompt_slots, row_slots;
+    int64_t num_rows, num_groups, group_width, num_key_heads, queries_per_key, width, prompt_slots, row_slots;
     int64_t window;                                   /* tokens seen, the new one included */
     int64_t out_stride;
     int64_t half;                                     /* whether keys and values are kept as bfloat16 */
@@ -209,9 +210,22 @@ static void attend_to_prompt(const Decode *d, Absorb *take, int64_t group, int64
                  smaller(length - from, BLOCK), width);
 }
 
+INLINE int64_t holder_of(const Decode *d, int64_t row) { return d->holders ? d->holders[row] : row; }
+
 /* Where the keys and values of a row's own tokens begin. */
 INLINE int64_t own_place(const Decode *d, int64_t row, int64_t key_head) {
-    return (row * d->num_key_heads + key_head) * d->row_slots * d->width;
+    return (holder_of(d, row) * d->num_key_heads + key_head) * d->row_slots * d->width;
+}
+
+/* Cache a row's new token. */
+INLINE void write_new(const Decode *d, int64_t row, int64_t key_head) {
+    const int64_t at = own_place(d, row, key_head) + d->own_lengths[row] * d->width;
+    const float *key = d->new_key + row * d->key_strides[0] + key_head * d->key_strides[1];
+    const float *value = d->new_value + row * d->value_strides[0] + key_head * d->value_strides[1];
+    for (int64_t c = 0; c < d->width; c++) {
+        put(d->row_keys, at + c, key[c], d->half != 0);
+        put(d->row_values, at + c, value[c], d->half != 0);
+    }
 }
 
 /* Queries of one row. */
@@ -219,13 +233,8 @@ static void attend_to_own(const Decode *d, Absorb *take, int64_t group, int64_t 
     const int64_t row = quad->row, own = d->own_lengths[row], at = own_place(d, row, key_head), width = d->width;
     const int64_t prompt_length = d->prompt_lengths[group];
     const Stretch keys = {d->row_keys, at}, values = {d->row_values, at};
-    const float *new_key = d->new_key + row * d->key_strides[0] + key_head * d->key_strides[1];
-    const float *new_value = d->new_value + row * d->value_strides[0] + key_head * d->value_strides[1];
     /* Written anew wherever a row's queries are in several tiles, with the same bits. */
-    for (int64_t c = 0; c < width; c++) {
-        put(d->row_keys, at + own * width + c, new_key[c], d->half != 0);
-        put(d->row_values, at + own * width + c, new_value[c], d->half != 0);
-    }
+    if (!d->holders) write_new(d, row, key_head);
     fetch(d->row_values, at, smaller(own, BLOCK) * width, d->half != 0);
     for (int64_t from = larger(0, quad->first - prompt_length) / BLOCK * BLOCK; from <= own; from += BLOCK)
         take(quad, num, token(keys, from, width), token(values, from, width), prompt_length + from,
@@ -263,6 +272,12 @@ INLINE void decode_attention(const Decode *d) {
     const int64_t tiles = (d->group_width * d->queries_per_key + TILE - 1) / TILE;
     const int64_t total = d->num_groups * d->num_key_heads * tiles;
     Absorb *take = absorb_for(d);
+    /* Tokens of one holder read each other: all are there before the first is read. */
+    if (d->holders) {
+#pragma omp for schedule(static) collapse(2)
+        for (int64_t row = 0; row < d->num_rows; row++)
+            for (int64_t key_head = 0; key_head < d->num_key_heads; key_head++) write_new(d, row, key_head);
+    }
 #pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < total; task++) {
         const int64_t group = task / (d->num_key_heads * tiles), key_head = task / tiles % d->num_key_heads;

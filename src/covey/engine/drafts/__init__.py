@@ -1,0 +1,1 @@
+"""Tokens that rows may write next, verified several at a time."""

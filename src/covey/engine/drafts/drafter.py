@@ -1,0 +1,223 @@
+"""Drafts of what rows will write, from what was written for their prompts before.
+
+A draft is fed together with the token before it, and counts where it is the very token that the row draws. So drafts,
+and the timings that decide on them, change how long sampling takes, and no token.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from covey.engine.drafts.contexts import ORDERS, Contexts, Memory
+from covey.engine.native.rows import DecodeRow
+
+MOST = 7
+"""Drafted tokens of a row in a pass, beside its newest one."""
+Drawn = tuple[Sequence[DecodeRow], list[int], list[float]]
+"""Tokens in the order of each row's, their rows and log-probabilities."""
+NEWEST = 64
+"""Tokens of a running row that are counted at most at a time: others were written while no draft was wanted."""
+LONGEST_PAUSE = 64
+"""Passes between two looks for drafts where none pays."""
+NEGLIGIBLE = 0.005
+"""Share of a pass's time that a look may always take."""
+LEAST = 0.02
+"""Least chance of a draft that can pay, for each row that is sampled: a pass over one more position takes longer."""
+PROBED = 2
+"""Rows that are looked at where none paid last time."""
+FORGETS = 0.998
+"""Factor of times of passes that were not measured again: what seemed slow long ago is tried again."""
+LEVELS = 10
+"""Steps of a guess's probability, each of which has its own share of right guesses."""
+
+
+class Pace:
+    """Seconds of passes by the positions fed, as they were measured."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self.looking = 0.0
+        """Seconds of a look for drafts, of one row."""
+
+    def note(self, num_fed: int, seconds: float) -> None:
+        """Take a measurement; one that is much too long counts little."""
+        size = _size(num_fed)
+        before = self._seconds.get(size, seconds)
+        self._seconds = {known: FORGETS * each for known, each in self._seconds.items()}
+        self._seconds[size] = before + 0.2 * (min(seconds, 1.5 * before) - before)
+
+    def seconds(self, num_fed: int) -> float | None:
+        """Return the expected seconds of a pass, None where there was no shorter one."""
+        size = _size(num_fed)
+        below = max((known for known in self._seconds if known <= size), default=None)
+        if below is None:
+            return None
+        above = min((known for known in self._seconds if known >= size), default=below)
+        share = (size - below) / (above - below) if above > below else 0.0
+        return self._seconds[below] + share * (self._seconds[above] - self._seconds[below])
+
+    def best(self, num_rows: int, chances: Sequence[float]) -> int:
+        """Return how many of the likeliest drafts to feed; `chances` are theirs, falling."""
+        plain = self.seconds(num_rows)
+        if plain is None or _size(num_rows) not in self._seconds:
+            return 0
+        best, fastest, expected = 0, num_rows / plain, float(num_rows)
+        for num, chance in enumerate(chances, 1):
+            expected += chance
+            seconds = self.seconds(num_rows + num)
+            speed = 0.0 if seconds is None else expected / (seconds + self.looking * num_rows)
+            if speed > fastest:
+                best, fastest = num, speed
+        return best
+
+
+def _size(num_fed: int) -> int:
+    """Round a number of positions up: passes of one size take about as long."""
+    step = 1 if num_fed <= 8 else 4 if num_fed <= 32 else 16
+    return -(-num_fed // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token that may come next, on condition that those before it are right."""
+
+    token_id: int
+    level: int
+    chance: float
+    """Chance that it and those before it are right."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What drafts came to since this was asked last (`EngineStats`)."""
+
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    saved_seconds: float = 0.0
+
+
+class Drafter:
+    """Drafts tokens of rows, as many as make sampling faster."""
+
+    def __init__(self, always: bool = False) -> None:
+        """Draft without asking the clock if `always`."""
+        self._counts = Counts()
+        self._always = always
+        self._memory = Memory()
+        self._paces = Pace(), Pace()
+        """By whether any draw is filtered: such ones take long, each of them."""
+        # A guess's own probability is believed at first, as if it had been seen four times
+        self._tried = [4.0] * LEVELS
+        self._right = [4.0 * (level + 0.5) / LEVELS for level in range(LEVELS)]
+        self._guesses: list[list[Guess]] = []
+        """Of each row of the pass that begins."""
+        self._pause = self._wait = 0
+        self._pace = self._paces[0]
+
+    def keep(self, rows: Iterable[DecodeRow]) -> None:
+        """Remember what rows have written when their turns are over."""
+        for row in rows:
+            if row.request.contexts is not None:
+                _count_new(row, row.request.contexts)
+            self._memory.keep(row.request.prompt_ids, row.token_ids)
+
+    def draft(self, rows: Sequence[DecodeRow], most: int) -> list[list[int]]:
+        """Return the tokens to feed beside each row's newest, fewer than `most` of each."""
+        self._guesses, started = [[] for _ in rows], time.perf_counter()
+        self._pace = self._paces[any(row.sampling.filters for row in rows)]
+        if self._wait:
+            self._wait -= 1
+            return [[] for _ in rows]
+        num_looked = min(len(rows), PROBED) if self._pause else len(rows)
+        least = 0.0 if self._always else LEAST * len(rows)
+        for slot in range(num_looked):
+            self._guesses[slot] = self._guess(rows[slot], min(MOST, most - 1), least)
+        ranked = sorted(((guess.chance, slot) for slot, own in enumerate(self._guesses) for guess in own), reverse=True)
+        seconds = time.perf_counter() - started
+        self._counts.saved_seconds -= seconds
+        self._pace.looking += 0.2 * (seconds / num_looked - self._pace.looking)
+        number = len(ranked) if self._always else self._pace.best(len(rows), [chance for chance, _ in ranked])
+        is_cheap = seconds < NEGLIGIBLE * (self._pace.seconds(len(rows)) or 0.0)
+        self._pause = 0 if number or is_cheap else min(LONGEST_PAUSE, 2 * self._pause + 1)
+        self._wait = self._pause
+        of_slot = Counter(slot for _, slot in ranked[:number])
+        return [[guess.token_id for guess in own[: of_slot[slot]]] for slot, own in enumerate(self._guesses)]
+
+    def note(self, rows: Sequence[DecodeRow], num_drafted: int, drawn: Drawn, seconds: float) -> None:
+        """Learn from a pass: what it drew, and how long it took."""
+        drawn_rows, token_ids, _ = drawn
+        plain = self._pace.seconds(len(rows))
+        if num_drafted and plain is not None:
+            self._counts.saved_seconds += plain * len(token_ids) / len(rows) - seconds
+        self._counts.drafted_tokens += num_drafted
+        self._counts.accepted_tokens += len(token_ids) - len(rows)
+        self._pace.note(len(rows) + num_drafted, seconds)
+        guesses_of = dict(zip(rows, map(iter, self._guesses), strict=True))
+        for row, token_id in zip(drawn_rows, token_ids, strict=True):
+            # Those behind a wrong one were made for another text
+            guess = next(guesses_of[row], None)
+            if guess is None:
+                continue
+            self._learn(guess.level, guess.token_id == token_id)
+            if guess.token_id != token_id:
+                guesses_of[row] = iter(())
+
+    def take_counts(self) -> dict[str, Any]:
+        counts, self._counts = self._counts, Counts()
+        return asdict(counts)
+
+    def _guess(self, row: DecodeRow, most: int, least: float) -> list[Guess]:
+        """Return what a row may write next, at most to its end."""
+        request = row.request
+        if request.contexts is None:
+            request.contexts = self._memory.contexts(request.prompt_ids)
+        _count_new(row, request.contexts)
+        context = _before(row, len(row.token_ids))
+        guesses: list[Guess] = []
+        chance = 1.0
+        for _ in range(min(most, row.sampling.max_tokens - len(row.token_ids) - 1)):
+            found = request.contexts.guess(context)
+            if found is None or found[0] in request.stop_ids:
+                break
+            level = min(LEVELS - 1, int(LEVELS * found[1]))
+            chance *= self._right[level] / self._tried[level]
+            if chance < least:
+                break
+            guesses.append(Guess(found[0], level, chance))
+            context = [*context[1:], found[0]]
+        return guesses
+
+    def _learn(self, level: int, is_right: bool) -> None:
+        self._tried[level] += 1.0
+        self._right[level] += is_right
+        if self._tried[level] > 1000.0:
+            self._tried[level] /= 2.0
+            self._right[level] /= 2.0
+
+
+def _count_new(row: DecodeRow, contexts: Contexts) -> None:
+    """Count what a row has written since this was asked last."""
+    first = max(row.counted, len(row.token_ids) - NEWEST)
+    before = _before(row, first)
+    contexts.add([*before, *row.token_ids[first:]], len(before))
+    row.counted = len(row.token_ids)
+
+
+def _before(row: DecodeRow, place: int) -> list[int]:
+    """Return the tokens before a place of a row's turn, as many as a context has."""
+    order = ORDERS[0]
+    own = row.token_ids[max(0, place - order) : place]
+    return own if len(own) == order else [*row.request.prompt_ids[-order:], *row.past[-order:], *own][-order:]
+
+
+def accepted(drafts: Sequence[Sequence[int]], token_ids: Sequence[float]) -> Iterator[range]:
+    """Yield the places of each row's tokens that stand, among those that were drawn."""
+    first = 0
+    for draft in drafts:
+        num = 1
+        while num <= len(draft) and draft[num - 1] == token_ids[first + num - 1]:
+            num += 1
+        yield range(first, first + num)
+        first += len(draft) + 1

@@ -1,0 +1,200 @@
+"""Drafts change how many passes sampling takes, and no bit of what is sampled."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from covey.engine.base import EngineStats
+from covey.engine.drafts.contexts import Contexts, Memory
+from covey.engine.drafts.drafter import Drafter, Pace, accepted
+from covey.engine.native.engine import NativeEngine
+from covey.engine.native.own_weights import OwnWeightsEngine
+from covey.engine.native.panels import has_half
+from covey.engine.native.rows import SamplingRequest
+from covey.policy.policy import Policy
+from covey.types import Completion, Sampling
+
+from ..tiny import tiny_policy
+from .test_sessions import Turns, played
+
+ROOM = 1 << 24
+PROMPTS = [[5, 9, 200], [17, 3, 44, 101, 7, 250, 31, 30, 29, 12, 64], [99]]
+KINDS = [
+    {"temperature": 1.0},
+    {"temperature": 0.05},
+    {"temperature": 0.0},
+    {"temperature": 0.3, "top_k": 5},
+    {"temperature": 0.3, "top_p": 0.7, "min_p": 0.02},
+    {"temperature": 0.05, "stop": ("a", "\n")},
+]
+PRECISIONS = [torch.float32, *([torch.bfloat16] if has_half() else [])]
+
+
+def sampled(engine: NativeEngine, sampling: Sampling, n: int = 3) -> list[list[Completion]]:
+    async def run() -> list[list[Completion]]:
+        calls = [engine.generate(prompt, n, replace(sampling, seed=i)) for i, prompt in enumerate(PROMPTS)]
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(run())
+
+
+def pair(policy: Policy, max_rows: int = 64, room: int = ROOM) -> tuple[NativeEngine, NativeEngine]:
+    plain, drafting = (NativeEngine(policy, room, max_rows, "compiled", word) for word in ("off", "on"))
+    assert plain._drafter is None
+    assert drafting._drafter is not None
+    return plain, drafting
+
+
+def adapted(policy: Policy) -> Policy:
+    """Return the policy with an adapter that does something."""
+    torch.manual_seed(3)
+    model: Any = get_peft_model(policy.causal_lm, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    return replace(policy, model=model)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-window"])
+def test_completions_have_the_same_bits_with_drafts(architecture: str, dtype: torch.dtype) -> None:
+    plain, drafting = pair(tiny_policy(architecture, dtype, stop_ids=[7, 40]))
+    for kind in KINDS:
+        for _ in range(2):  # the second time all of it was written before
+            wanted = Sampling(max_tokens=40, **kind)
+            assert sampled(drafting, wanted) == sampled(plain, wanted)
+    stats, without = drafting.take_stats(), plain.take_stats()
+    assert stats.accepted_tokens > 0.2 * stats.sampled_tokens
+    assert stats.drafted_tokens > stats.accepted_tokens
+    assert stats.sampled_tokens == without.sampled_tokens
+    assert without.drafted_tokens == without.accepted_tokens == 0
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_adapters_keep_their_bits_with_drafts(dtype: torch.dtype) -> None:
+    plain, drafting = pair(adapted(tiny_policy("llama", dtype)))
+    for _ in range(2):
+        assert sampled(drafting, Sampling(max_tokens=30)) == sampled(plain, Sampling(max_tokens=30))
+    assert drafting.take_stats().accepted_tokens > 0
+
+
+def test_rows_that_enter_one_after_another_have_the_same_bits() -> None:
+    policy = tiny_policy("llama")
+    plain, _ = pair(policy)
+    _, few = pair(policy, max_rows=2)
+    slot_bytes = few._shape.slot_bytes
+    _, tight = pair(policy, room=slot_bytes * 150)
+    for _ in range(2):
+        wanted = sampled(plain, Sampling(max_tokens=40, temperature=0.5))
+        assert sampled(few, Sampling(max_tokens=40, temperature=0.5)) == wanted
+        assert sampled(tight, Sampling(max_tokens=40, temperature=0.5)) == wanted
+    assert tight.take_stats().peak_cache_bytes <= slot_bytes * 150
+
+
+def test_sessions_have_the_same_bits_with_drafts() -> None:
+    plain, drafting = pair(tiny_policy("llama"))
+    for _ in range(2):
+        found: list[list[Turns]] = [played(engine.open, temperature=0.3) for engine in (drafting, plain)]
+        assert found[0] == found[1]
+    assert drafting.take_stats().accepted_tokens > 0
+    assert drafting.cache_bytes_used == 0
+
+
+def test_an_engine_on_weights_of_its_own_drafts_too() -> None:
+    policy = tiny_policy("llama")
+    drafting = OwnWeightsEngine(policy, ROOM, 64, "compiled", "on")
+    plain = OwnWeightsEngine(policy, ROOM, 64, "compiled", "off")
+    for _ in range(2):
+        assert sampled(drafting, Sampling(max_tokens=30)) == sampled(plain, Sampling(max_tokens=30))
+    assert drafting.take_stats().accepted_tokens > 0
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3_5_text"])
+def test_models_beside_the_one_call_are_not_drafted(architecture: str) -> None:
+    assert NativeEngine(tiny_policy(architecture), ROOM, 8, speculation="on")._drafter is None
+    assert NativeEngine(tiny_policy("llama"), ROOM, 8, "torch", "on")._drafter is None
+
+
+def test_a_model_that_the_processor_holds_is_drafted_only_on_demand() -> None:
+    assert NativeEngine(tiny_policy("llama"), ROOM, 8, "compiled", "auto")._drafter is None
+
+
+def test_a_draft_counts_up_to_its_first_wrong_token() -> None:
+    drafts = [[4, 5, 6], [], [1, 2]]
+    drawn = [4.0, 5.0, 9.0, 3.0, 8.0, 1.0, 2.0, 7.0]
+    assert [list(places) for places in accepted(drafts, drawn)] == [[0, 1, 2], [4], [5, 6, 7]]
+
+
+def test_the_likeliest_next_token_is_guessed_from_the_longest_context() -> None:
+    known = Contexts()
+    known.add([1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 9, 4, 8], 1)
+    token_id, chance = known.guess([1, 2, 3, 4]) or (0, 0.0)
+    assert token_id == 6
+    assert 0.4 < chance < 0.7
+    assert (known.guess([7, 7, 7, 9]) or (0, 0.0))[0] == 4
+    assert known.guess([0, 0, 0, 0]) is None
+
+
+def test_completions_of_prompts_unused_for_longest_are_forgotten() -> None:
+    memory = Memory(most=6)
+    memory.keep((1, 2), [11, 12, 13])
+    memory.keep((3, 4), [21, 22])
+    memory.keep((1, 2), [14])
+    memory.keep((5, 6), [31])
+    assert memory.contexts((3, 4)).guess([4]) is None
+    assert (memory.contexts((1, 2)).guess([2]) or (0, 0.0))[0] in (11, 14)
+    assert (memory.contexts((5, 6)).guess([6]) or (0, 0.0))[0] == 31
+
+
+def paced(seconds: dict[int, float]) -> Pace:
+    pace = Pace()
+    for num_fed, each in seconds.items():
+        pace.note(num_fed, each)
+    return pace
+
+
+def test_drafts_are_fed_where_a_longer_pass_costs_less_than_it_brings() -> None:
+    flat, steep = paced({4: 0.010, 16: 0.0101}), paced({4: 0.010, 16: 0.040})
+    chances = [0.9, 0.8, 0.6, 0.5, 0.3, 0.2]
+    assert flat.best(4, chances) == 6
+    assert steep.best(4, chances) == 0
+    assert paced({}).best(4, chances) == 0
+    assert flat.best(4, []) == 0
+
+
+def test_what_was_slow_once_is_tried_again() -> None:
+    pace = paced({8: 0.1, 1: 0.010})
+    assert pace.best(1, [0.9] * 7) == 0
+    for _ in range(1000):
+        pace.note(1, 0.010)
+    assert pace.best(1, [0.9] * 7) == 7
+
+
+def test_no_draft_reaches_beyond_the_end_or_a_stop_token() -> None:
+    request = SamplingRequest((1, 2, 3), 1, Sampling(max_tokens=5), frozenset({8}), lambda _: "", 0)
+    row = request.row(0)
+    drafter = Drafter(always=True)
+    for token_id in (2, 3, 2):
+        row.take(token_id, -0.5)
+    assert drafter.draft([row], 8) == [[3]]
+    assert drafter.draft([row], 1) == [[]]
+    request.contexts = Contexts()
+    request.contexts.add([3, 2, 3, 2, 8], 4)
+    assert drafter.draft([row], 8) == [[]]
+
+
+def test_statistics_of_two_times_are_one() -> None:
+    first = EngineStats(sampled_tokens=10, peak_rows=4, drafted_tokens=5, accepted_tokens=2, saved_seconds=0.5)
+    both = first + EngineStats(sampled_tokens=20, peak_rows=3, accepted_tokens=3, drafted_tokens=5, restarts=1)
+    assert both == EngineStats(
+        sampled_tokens=30, peak_rows=4, drafted_tokens=10, accepted_tokens=5, saved_seconds=0.5, restarts=1
+    )
+    assert both.metrics() == {
+        "engine/restarts": 1.0,
+        "engine/draft_tokens": 10.0,
+        "engine/draft_accepted": 0.5,
+        "engine/draft_saved_seconds": 0.5,
+        "engine/tokens_per_pass": 1.2,
+    }
+    assert EngineStats(sampled_tokens=9).metrics() == {}
