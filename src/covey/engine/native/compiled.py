@@ -95,7 +95,7 @@ class CompiledDecodeLayout(StretchLayout):
             row_of_cell=grid.only_row_C.data_ptr(),
             prompt_lengths=grid.length_G.data_ptr(),
             own_lengths=self._own_R.data_ptr(),
-            holders=_pointer(holder_R),
+            holders=None if holder_R is None else holder_R.data_ptr(),
             num_rows=len(length_R),
             num_groups=grid.num_groups,
             group_width=grid.width,
