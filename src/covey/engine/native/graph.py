@@ -130,7 +130,8 @@ class GraphRunner(Runner):
         if self._ahead is not None and self._has_ended(rows, found):
             found += self._ahead.read(len(rows))
             self._ahead = None
-        return [*rows] * len(found), *(list(chain(*each)) for each in zip(*found, strict=True))
+        token_ids, logprobs = (list(chain(*each)) for each in zip(*found, strict=True))
+        return [*rows] * len(found), token_ids, logprobs
 
     def drop(self) -> None:
         """Release the memory, graphs included."""
