@@ -1,11 +1,21 @@
 """What was sampled and scored before a kill is not sampled again, and the run ends as if nobody had killed it."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from covey.environments.base import Environment
+from covey.loop import train
+from covey.types import Prompt, RunStopped
+
+from ..support.fake_ray import fake_ray
+from ..support.small import equal, saved_policy, small_config, use
 from .kills import Call, killed_run, prepare_slow, reference, seconds_lost
 from .runs import fingerprint
+from .test_source_ray import FEATURES, apart, logged, of_ray, settings
 
 Whole = tuple[str, list[Call]]
 
@@ -42,3 +52,53 @@ def test_twenty_kills_of_a_run_with_slow_rewards_lose_two_seconds_each_at_most(
     lives = killed_run(folder, "twenty", num_kills=20, seed=0)
     assert max(seconds_lost(lives, whole[1])) <= 2.1  # a call, and the moment until its verdict is written
     assert fingerprint(folder / "twenty") == whole[0]
+
+
+# ------------------------------------------------------------------------- every kind of run, ended while it samples
+
+
+class Counted:
+    """A verdict that counts its calls, and ends the run at one of them."""
+
+    def __init__(self, verdict: Any, last: int | None = None) -> None:
+        self.verdict, self.last, self.calls = verdict, last, 0
+
+    def __call__(self, prompt: Prompt, text: str) -> Any:
+        self.calls += 1
+        if self.calls == self.last:
+            raise RunStopped("the machine is gone")
+        return self.verdict(prompt, text)
+
+
+def counted(make: Callable[[], Environment], last: int | None, patch: pytest.MonkeyPatch) -> Counted:
+    """Let runs take this environment with counted verdicts."""
+    environment: Any = make()
+    verdict = Counted(environment.verdict, last)
+    use(patch, replace(environment, verdict=verdict))
+    return verdict
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["local", "ray"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_run_of_any_kind_that_ends_while_it_samples_goes_on_with_what_it_had(
+    feature: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, changes = FEATURES[feature]
+    chosen = (settings if source == "local" else of_ray)(**changes)
+    whole = counted(make, None, monkeypatch)
+    with fake_ray():
+        train(small_config(**chosen), tmp_path / "whole")
+    ended = counted(make, 2 * whole.calls // 3, monkeypatch)
+    with fake_ray(), pytest.raises(RunStopped, match="the machine is gone"):
+        train(small_config(**chosen), tmp_path / "ended")
+    assert not (tmp_path / "ended" / "checkpoints").exists()
+    resumed = counted(make, None, monkeypatch)
+    with fake_ray():
+        train(small_config(**chosen, resume=str(tmp_path / "ended")), tmp_path / "ended")
+    under_way = 1 if source == "local" else 3  # groups of at most 5, whose verdicts come at once
+    assert ended.calls + resumed.calls <= whole.calls + 5 * under_way
+    for name in ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"):
+        assert apart(logged(tmp_path / "whole", name), logged(tmp_path / "ended", name)) == [], name
+    if source == "local":
+        assert equal(saved_policy(tmp_path / "whole"), saved_policy(tmp_path / "ended"))

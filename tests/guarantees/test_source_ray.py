@@ -26,7 +26,7 @@ from covey_report.runs.replay import replay
 
 from ..support.fake_ray import fake_ray
 from ..support.scripted import Scripted
-from ..support.small import POLICIES, equal, rows, saved_policy, scripted, scripted_for, small_config, use, varied
+from ..support.small import POLICIES, equal, rows, saved_policy, scripted, scripted_for, small_config, use
 
 OF_THE_CLOCK = ("time", "seconds", "tokens_per_second", "trainer_waited_seconds")
 OF_RAY = ("staleness/", "buffer/", "samplers/", "environment/")
@@ -44,7 +44,7 @@ class Annealed(Scripted):
         self.progress[0] = step / max_steps + epoch / 100
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        rewards = [varied(prompt, text) * (2 - self.progress[0]) for text in completions]
+        rewards = [self.verdict(prompt, text) * (2 - self.progress[0]) for text in completions]
         self.logged.extend(rewards)
         return [Reward(value, {"value": value, "progress": self.progress[0]}) for value in rewards]
 

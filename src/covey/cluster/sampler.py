@@ -9,14 +9,21 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from covey.cluster.start import prepare_actor
-from covey.cluster.wire import Jobs, Logprobs, SampledBatch, SampledGroup, WeightArrays, unpack
+from covey.cluster.wire import Jobs, Logprobs, SampledBatch, SampledGroup, SampledPart, WeightArrays, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
 from covey.environments.base import close_environment, follow, metrics_of
 from covey.rollouts.buffer import Ticket
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
+from covey.rollouts.saved.journal import NOTHING_KEPT, KeptGroup
+
+PARTS_SECONDS = 1.0
+"""Most seconds until parts of unfinished groups are handed over."""
 
 
 class SamplerActor:
@@ -41,6 +48,8 @@ class SamplerActor:
         self._under_way: set[asyncio.Task[None]] = set()
         self._done: list[SampledGroup] = []
         """Results not yet collected."""
+        self._parts: list[SampledPart] = []
+        """Parts of other groups, likewise."""
         self._longest = 0.0
         """Seconds that one of these took, at most."""
         self._error: EngineLost | None = None
@@ -87,13 +96,18 @@ class SamplerActor:
         self._incarnation = jobs.incarnation
         self._all_done.clear()
         for ticket in jobs.tickets:
-            task = asyncio.get_running_loop().create_task(self._roll_out(ticket))
+            kept = NOTHING_KEPT if jobs.kept is None else jobs.kept.get(ticket.number, KeptGroup())
+            tell = None if jobs.kept is None else partial(self._tell, ticket)
+            task = asyncio.get_running_loop().create_task(self._roll_out(ticket, replace(kept, tell=tell)))
             self._under_way.add(task)
             task.add_done_callback(self._end)
 
     async def collect(self) -> SampledBatch:
-        """Return finished groups. EngineLost where one lost the engine."""
-        await self._some_done.wait()
+        """Return finished groups and parts. EngineLost where one lost the engine."""
+        while not (self._some_done.is_set() or self._parts):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PARTS_SECONDS):
+                    await self._some_done.wait()
         # Others may be finished at about the same time, and each answer has its price
         with suppress(TimeoutError):
             async with asyncio.timeout(patience(self._longest)):
@@ -101,12 +115,17 @@ class SamplerActor:
         if self._error is not None:
             raise self._error
         done, self._done, self._longest = self._done, [], 0.0
+        parts, self._parts = self._parts, []
         self._some_done.clear()
         stats = self._engine.take_stats()
         self._tokens += stats.sampled_tokens
-        return SampledBatch(self._incarnation, tuple(done), stats)
+        return SampledBatch(self._incarnation, tuple(done), stats, tuple(parts))
 
-    async def _roll_out(self, ticket: Ticket) -> None:
+    def _tell(self, ticket: Ticket, kind: str, index: int, value: Any) -> None:
+        if kind != "end":
+            self._parts.append(SampledPart(ticket.number, ticket.attempt, kind, index, value))
+
+    async def _roll_out(self, ticket: Ticket, kept: KeptGroup) -> None:
         """Sample and score a ticket's group, once the required weights are here."""
         started = time.monotonic()
 
@@ -118,7 +137,7 @@ class SamplerActor:
             started = time.monotonic()
 
         try:
-            group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling, ready)
+            group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling, ready, kept)
         except EngineLost as lost:
             self._error = lost
         # Ray never answers a call that raised SystemExit, or one that foreign code cancelled
@@ -127,6 +146,7 @@ class SamplerActor:
             self._done.append(SampledGroup(ticket.number, ticket.attempt, error=error))
         else:
             self._done.append(SampledGroup.of(ticket, group))
+        self._parts = [part for part in self._parts if part.number != ticket.number]
         self._longest = max(self._longest, time.monotonic() - started)
         self._some_done.set()
 

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.cluster.wire import Jobs, SampledBatch, TicketResult
 from covey.rollouts.buffer import Ticket
+from covey.rollouts.saved.journal import NOTHING_KEPT, KeptGroup
 from covey.types import RunStopped
 
 
@@ -33,6 +34,8 @@ class TicketCall:
     settle: Callable[[Sequence[TicketResult]], None]
     give_up: Callable[[Ticket], Ticket]
     """Returns the ticket of the next attempt."""
+    kept: KeptGroup = NOTHING_KEPT
+    """Known parts of the group; it is given new ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +127,17 @@ class SamplerSlot:
     def take_unsent(self) -> Jobs:
         """Return the unsent calls."""
         calls, self.unsent = self.unsent, []
-        return Jobs(tuple(call.ticket for call in calls), self.incarnation)
+        kept = {call.ticket.number: replace(call.kept, tell=None) for call in calls if call.kept.tell is not None}
+        return Jobs(tuple(call.ticket for call in calls), self.incarnation, kept or None)
 
     def finish(self, batch: SampledBatch) -> list[tuple[TicketCall, TicketResult]]:
         """Return the results of calls, given-up ones left out."""
         self.tokens += batch.stats.sampled_tokens
         found = []
+        for part in batch.parts if batch.incarnation == self.incarnation else ():
+            call = self.under_way[part.number].call if part.number in self.under_way else None
+            if call is not None and call.ticket.attempt == part.attempt:
+                call.kept.add(part.kind, part.index, part.value)
         for sampled in batch.sampled:
             known = self.under_way.get(sampled.number)
             if known is None or batch.incarnation != self.incarnation or known.call.ticket.attempt != sampled.attempt:

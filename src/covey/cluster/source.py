@@ -20,7 +20,7 @@ from covey.cluster.slot import PoolLimits, TicketCall
 from covey.cluster.start import ClusterLost, connect, disconnect
 from covey.cluster.status import StatusFile, status_of
 from covey.cluster.waiting import SamplerWait
-from covey.cluster.wire import GroupPart, TicketResult, ranks_of, shares
+from covey.cluster.wire import GroupPart, ranks_of, shares
 from covey.engine.base import UpdateMode
 from covey.engine.weights import prove, unproved_set
 from covey.environments.base import Environment
@@ -31,7 +31,7 @@ from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved.buffer import buffer_state, load_buffer
-from covey.rollouts.saved.journal import Journal
+from covey.rollouts.saved.journal import NOTHING_KEPT, Journal, KeptGroup
 from covey.rollouts.schedule import row_of, shared_out
 from covey.rollouts.source import Dropped, LocalSource, Meanwhile
 from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed
@@ -149,6 +149,8 @@ class RaySource:
     def publish(self, version: int) -> None:
         """Push the weights if a version is due, and admit prompts."""
         self._version = version
+        if self._journal is not None:
+            self._journal.begin(version)
         # With a bound of 0 nothing starts before the weights are there, so that prompts may be sent ahead of them
         if prompts_first := self._buffer.bound.max_staleness == 0:
             self._open_window(version)
@@ -214,7 +216,6 @@ class RaySource:
         self._status.path = file
 
     def keep_in(self, journal: Journal) -> None:
-        """Keep finished groups of the samplers."""
         self._journal = journal
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,25 +270,24 @@ class RaySource:
                 size = self.local.size_at(self._buffer.next_step())
                 tickets.append(self._buffer.admit(prompt, sampling, size))
         if tickets:
-            self._submit(tickets)
+            self._submit(tickets, self._buffer.finish, self._give_up)
 
-    def _submit(self, tickets: Sequence[Ticket]) -> None:
+    def _submit(
+        self, tickets: Sequence[Ticket], take: Callable[[Ticket, Group], bool], give_up: Callable[[Ticket], Ticket]
+    ) -> None:
+        """Have tickets sampled, but those of groups in the journal; `take` is given every group."""
         assert self._pool is not None
-        settle = self._taking(self._buffer.finish)
-        self._pool.submit([TicketCall(ticket, settle, self._give_up) for ticket in tickets])
+        kept = {ticket.number: self._kept(ticket) for ticket in tickets}
+        left = self._wait.take_whole(tickets, take, kept)
+        settle = self._wait.taking(take, kept)
+        self._pool.submit([TicketCall(ticket, settle, give_up, kept[ticket.number]) for ticket in left])
 
-    def _taking(self, take: Callable[[Ticket, Group], object]) -> Callable[[Sequence[TicketResult]], None]:
-        """Return a callback that gives groups to `take`."""
-
-        def settle(results: Sequence[TicketResult]) -> None:
-            with self._wait.changed:
-                for result in results:
-                    self._wait.note(result)
-                    if result.group is not None:
-                        take(result.ticket, result.group)
-                self._wait.changed.notify_all()
-
-        return settle
+    def _kept(self, ticket: Ticket) -> KeptGroup:
+        """Return the known parts of a ticket's group, negative numbers being an evaluation's."""
+        if self._journal is None:
+            return NOTHING_KEPT
+        place = f"ticket {ticket.number}" if ticket.number >= 0 else f"evaluation {self._pushed}"
+        return self._journal.group(place, ticket.prompt, ticket.sampling)
 
     def _give_up(self, ticket: Ticket) -> Ticket:
         with self._wait.changed:
@@ -386,8 +386,6 @@ class RaySource:
 
     def _evaluate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         groups: dict[int, Group] = {}
-        settle = self._taking(lambda ticket, group: groups.update({ticket.number: group}))
-        assert self._pool is not None
         # Numbers below 0 go before what is sampled for training.
         first = -len(prompts)
         drawn = [replace(sampling, seed=rollout_seed(sampling.seed, prompt.id, 0)) for prompt in prompts]
@@ -395,6 +393,7 @@ class RaySource:
             Ticket(first + place, prompt, own, group_size, self._pushed)
             for place, (prompt, own) in enumerate(zip(prompts, drawn, strict=True))
         ]
-        self._pool.submit([TicketCall(ticket, settle, Ticket.next_attempt) for ticket in tickets])
+        take = lambda ticket, group: groups.setdefault(ticket.number, group) is group  # noqa: E731
+        self._submit(tickets, take, Ticket.next_attempt)
         self._wait_until(lambda: len(groups) == len(prompts), f"samplers to answer {len(prompts)} held-out prompts")
         return [groups[first + place] for place in range(len(prompts))]

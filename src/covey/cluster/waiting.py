@@ -3,11 +3,15 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from covey.cluster.wire import TicketResult, error_of
+from covey.rollouts.buffer import Ticket
+from covey.rollouts.saved.journal import KeptGroup
+from covey.rollouts.saved.plain import SavedGroup
 from covey.system.waits.watchdog import Watchdog
+from covey.types import Group
 
 POLL_SECONDS = 0.2
 """Signals are looked at so often while something is waited for."""
@@ -38,6 +42,37 @@ class SamplerWait:
         """Record a result's error, if any."""
         if result.error is not None and self._error is None:
             self._error = error_of(*result.error)
+
+    def take_whole(
+        self, tickets: Sequence[Ticket], take: Callable[[Ticket, Group], bool], kept: Mapping[int, KeptGroup]
+    ) -> list[Ticket]:
+        """Give whole kept groups to `take`; return the other tickets."""
+        left: list[Ticket] = []
+        with self.changed:
+            for ticket in tickets:
+                found = kept[ticket.number].whole
+                if found is None or len(found.rollouts) + len(found.failures) != ticket.group_size:
+                    left.append(ticket)
+                else:
+                    take(ticket, found.group(ticket.prompt))
+            self.changed.notify_all()
+        return left
+
+    def taking(
+        self, take: Callable[[Ticket, Group], bool], kept: Mapping[int, KeptGroup]
+    ) -> Callable[[Sequence[TicketResult]], None]:
+        """Return a callback that gives groups to `take`, and keeps accepted ones."""
+
+        def settle(results: Sequence[TicketResult]) -> None:
+            with self.changed:
+                for result in results:
+                    self.note(result)
+                    if result.group is not None and take(result.ticket, result.group):
+                        kept[result.ticket.number].add("group", value=SavedGroup.of(result.group))
+                        kept[result.ticket.number].add("end")
+                self.changed.notify_all()
+
+        return settle
 
     def until(
         self,

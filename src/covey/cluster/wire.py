@@ -13,6 +13,7 @@ from torch import Tensor
 
 from covey.engine.base import EngineStats, Probe, WeightSet
 from covey.rollouts.buffer import Ticket
+from covey.rollouts.saved.journal import KeptGroup
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped
 
@@ -31,6 +32,8 @@ class Jobs:
     tickets: tuple[Ticket, ...]
     incarnation: int
     """Incarnation of the receiving sampler. Results of older ones are not believed: a lost node may still work."""
+    kept: Mapping[int, KeptGroup] | None = None
+    """Known parts of groups by ticket number; None where nobody asks for new ones."""
 
 
 Plain = tuple[Any, ...]
@@ -74,6 +77,17 @@ class SampledGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledPart:
+    """A part of an unfinished group, as `KeptGroup.add` takes it."""
+
+    number: int
+    attempt: int
+    kind: str
+    index: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class SampledBatch:
     """The groups that a sampler has finished since its last answer."""
 
@@ -81,6 +95,8 @@ class SampledBatch:
     sampled: tuple[SampledGroup, ...]
     stats: EngineStats
     """Statistics of its engine meanwhile."""
+    parts: tuple[SampledPart, ...] = ()
+    """Parts of groups that are not finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ import logging
 import math
 import pickle
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from covey.engine.base import Engine, TellingEngine
 from covey.rollouts.attempt import Attempt, Segment, build_rollout, rollout_of, to_segment
@@ -22,6 +22,7 @@ from covey.system import collectives
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout, Sampling
 
 LOGGER = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ async def draw(
     missing = runs_of([number for number in numbers if number not in found])
     try:
         with sampler.waits.sampling() if missing else nullcontext():
-            of_runs = (_sample(sampler.engine, prompt_ids, part, sampling, kept) for part in missing)
-            for part, completions in zip(missing, await asyncio.gather(*of_runs), strict=True):
+            of_runs = [_sample(sampler.engine, prompt_ids, part, sampling, kept) for part in missing]
+            for part, completions in zip(missing, await _together(of_runs), strict=True):
                 found |= zip(part, completions, strict=True)
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id}: {error}") from error
@@ -143,10 +144,15 @@ async def _attempts(
     if missing:
         await ready()
     try:
-        await asyncio.gather(*map(play, runs_of(missing)))
+        await _together([play(part) for part in runs_of(missing)])
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id}: {error}") from error
     return tuple(found[number] for number in numbers)
+
+
+async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await coroutines, a single one in this task: its SystemExit ends no loop."""
+    return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 
 def runs_of(numbers: Sequence[int]) -> list[range]:

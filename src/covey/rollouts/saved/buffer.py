@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from covey.rollouts.buffer import GroupBuffer, Ticket
-from covey.rollouts.saved.plain import from_plain, to_plain
+from covey.rollouts.saved.plain import SavedGroup, from_plain, to_plain
 from covey.rollouts.settings import group_sizes
 from covey.rollouts.source import LocalSource
 from covey.system.jsonl import plain_data
-from covey.types import Failure, Group, Prompt, Rollout, Sampling
+from covey.types import Prompt, Sampling
 
 LOGGER = logging.getLogger(__name__)
 
@@ -23,7 +23,9 @@ def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
         "step": buffer.step,
         "counts": (buffer.admitted, buffer.trained, buffer.dropped),
         "pending": [_of_ticket(ticket) for ticket in pending.values()],
-        "finished": {number: group_state(group) for number, group in buffer.finished.items() if number in pending},
+        "finished": {
+            number: to_plain(SavedGroup.of(group)) for number, group in buffer.finished.items() if number in pending
+        },
     }
 
 
@@ -40,7 +42,11 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
     if len(kept) < len(saved):
         renewed = len(saved) - len(kept)
         LOGGER.info("%d groups of the checkpoint are sampled by the changed sampling or group_size", renewed)
-    finished = {number: load_group(one, kept[number]) for number, one in state["finished"].items() if number in kept}
+    finished = {
+        number: from_plain(SavedGroup, one).group(kept[number])
+        for number, one in state["finished"].items()
+        if number in kept
+    }
     buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
 
 
@@ -61,14 +67,3 @@ def _ticket(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Ticket:
         raise ValueError(f"the checkpoint holds a group of prompt {saved['prompt']!r}, which this run has not")
     sampling = from_plain(Sampling, saved["sampling"])
     return Ticket(**{**saved, "prompt": prompts[saved["prompt"]], "sampling": sampling})
-
-
-def group_state(group: Group) -> dict[str, Any]:
-    """Return a group as plain containers, without its prompt."""
-    return {"rollouts": [*map(to_plain, group.rollouts)], "failures": [*map(to_plain, group.failures)]}
-
-
-def load_group(saved: Mapping[str, Any], prompt: Prompt) -> Group:
-    """Restore a group. ValueError for anything else."""
-    rollouts = from_plain(tuple[Rollout, ...], saved["rollouts"])
-    return Group(prompt, rollouts, from_plain(tuple[Failure, ...], saved["failures"]))

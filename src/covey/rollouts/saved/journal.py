@@ -26,7 +26,7 @@ from typing import Any
 import xxhash
 
 from covey.rollouts.attempt import Attempt
-from covey.rollouts.saved.plain import check_tokens, from_plain, to_plain
+from covey.rollouts.saved.plain import SavedGroup, check_tokens, from_plain, to_plain
 from covey.system.disk import WriteError, cannot_write, read_regular, sync
 from covey.system.jsonl import MAX_BYTES, JsonlWriter
 from covey.types import Completion, Failure, Prompt, Reward, Sampling
@@ -41,6 +41,7 @@ KINDS: dict[str, Any] = {
     "completion": Completion,
     "attempt": Attempt | Failure,
     "verdicts": tuple[Reward | Failure, ...],
+    "group": SavedGroup,
     "metrics": Mapping[str, float],
     "end": None,
 }
@@ -62,15 +63,19 @@ class JournalLine:
 class KeptGroup:
     """The known parts of a group, and a listener for new ones."""
 
-    completions: Mapping[int, Completion] = field(default_factory=dict)
-    attempts: Mapping[int, Attempt | Failure] = field(default_factory=dict)
+    completions: dict[int, Completion] = field(default_factory=dict)
+    attempts: dict[int, Attempt | Failure] = field(default_factory=dict)
     verdicts: tuple[Reward | Failure, ...] = ()
+    whole: SavedGroup | None = None
+    """All of it, where other processes sampled it."""
     tell: "Callable[[str, int, Any], None] | None" = None
     """Told of the kind, sample index and value of each new part; None without a journal."""
 
     def add(self, kind: str, number: int = 0, value: Any = None) -> None:
-        """Tell of a new part."""
+        """Keep a new part, and tell of it."""
         if self.tell is not None:
+            of_kind: dict[str, dict[int, Any]] = {"completion": self.completions, "attempt": self.attempts}
+            of_kind.get(kind, {})[number] = value
             self.tell(kind, number, value)
 
 
@@ -139,8 +144,8 @@ class Journal:
 
         if not found["begin"]:
             tell("begin", 0, None)
-        verdicts = found["verdicts"].get(0, ())
-        return KeptGroup(found["completion"], found["attempt"], verdicts, tell)
+        verdicts, whole = found["verdicts"].get(0, ()), found["group"].get(0)
+        return KeptGroup(found["completion"], found["attempt"], verdicts, whole, tell)
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:
         """Return an environment's metrics of this look, else those `measured` now."""
@@ -295,7 +300,7 @@ def _describe(known: Mapping[str, Sequence[JournalLine]], identity: str, until: 
     lines = [line for of_group in known.values() for line in of_group]
     if not any("begin" in kinds for kinds in groups):
         return ""
-    answers = sum(line.kind in ("completion", "attempt") for line in lines)
+    answers = sum(line.kind in ("completion", "attempt", "group") for line in lines)
     is_open = any("begin" in kinds and "end" not in kinds for kinds in groups)
     lost = max(0.0, until - max(line.seconds for line in lines)) if is_open else 0.0
     whole, begun = (sum(kind in kinds for kinds in groups) for kind in ("end", "begin"))

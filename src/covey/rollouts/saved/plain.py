@@ -7,14 +7,14 @@ it, and tokens are within the vocabulary.
 import base64
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from covey.rollouts.attempt import Attempt
 from covey.system.jsonl import plain_data
-from covey.types import Completion, Group, Rollout
+from covey.types import Completion, Failure, Group, Prompt, Rollout
 
 T = TypeVar("T")
 PACKED = {tuple[int, ...]: "iq", tuple[float, ...]: "fd", tuple[bool, ...]: "b"}
@@ -22,6 +22,22 @@ PACKED = {tuple[int, ...]: "iq", tuple[float, ...]: "fd", tuple[bool, ...]: "b"}
 CODES = "iqfdb"
 CLASSES = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
 """Classes of plain values by the type that they are for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGroup:
+    """A group without its prompt, which the data holds."""
+
+    rollouts: tuple[Rollout, ...]
+    failures: tuple[Failure, ...]
+
+    @staticmethod
+    def of(group: Group) -> "SavedGroup":
+        return SavedGroup(group.rollouts, group.failures)
+
+    def group(self, prompt: Prompt) -> Group:
+        """Restore the group."""
+        return Group(prompt, self.rollouts, self.failures)
 
 
 def to_plain(value: Any) -> Any:
@@ -119,7 +135,7 @@ def _tokens(value: Any) -> Iterable[tuple[int, ...]]:
         yield value.token_ids
     elif isinstance(value, Rollout):
         yield from (value.input_ids, value.target_ids)
-    elif isinstance(value, Group):
+    elif isinstance(value, SavedGroup):
         for rollout in value.rollouts:
             yield from _tokens(rollout)
     elif isinstance(value, Attempt):
