@@ -81,7 +81,7 @@ def counted(make: Callable[[], Environment], last: int | None, patch: pytest.Mon
 @pytest.mark.long
 @pytest.mark.parametrize("source", ["local", "ray"])
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_run_of_any_kind_that_ends_while_it_samples_goes_on_with_what_it_had(
+def test_a_run_of_any_kind_that_ends_amid_sampling_keeps_its_groups(
     feature: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, changes = FEATURES[feature]

@@ -17,7 +17,7 @@ from covey.policy.models.nano import nano_tokenizer
 from covey.rollouts.attempt import Attempt, Segment, to_segment
 from covey.rollouts.rollout import roll_out, runs_of
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.saved.journal import Journal, KeptGroup, journal_files
+from covey.rollouts.saved.journal import KeptGroup, RolloutJournal, journal_files
 from covey.system.disk import WriteError
 from covey.types import Completion, Failure, Group, Prompt, Reward, Sampling, Span, Turn
 from tests.support.scripted import Scripted
@@ -45,11 +45,11 @@ PARTS: list[tuple[str, int, Any]] = [
 ]
 
 
-def opened(folder: Path, identity: str = "i" * 64, **how: Any) -> Journal:
-    return Journal(folder, identity, 512, **how)
+def opened(folder: Path, identity: str = "i" * 64, **how: Any) -> RolloutJournal:
+    return RolloutJournal(folder, identity, 512, **how)
 
 
-def group_of(journal: Journal, prompt: Prompt = PROMPT) -> KeptGroup:
+def group_of(journal: RolloutJournal, prompt: Prompt = PROMPT) -> KeptGroup:
     return journal.group("0", prompt, SAMPLING)
 
 

@@ -31,7 +31,7 @@ from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved.buffer import buffer_state, load_buffer
-from covey.rollouts.saved.journal import NOTHING_KEPT, Journal, KeptGroup
+from covey.rollouts.saved.journal import NOTHING_KEPT, KeptGroup, RolloutJournal
 from covey.rollouts.schedule import row_of, shared_out
 from covey.rollouts.source import Dropped, LocalSource, Meanwhile
 from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed
@@ -82,7 +82,7 @@ class RaySource:
         self._digest = ""
         """Digest of the weights that the samplers were given last."""
         self._ages, self._spans = list[int](), list[int]()
-        self._journal: Journal | None = None
+        self._journal: RolloutJournal | None = None
 
     def start(
         self,
@@ -215,7 +215,7 @@ class RaySource:
         """Keep a file up to date with `status`, for `covey status`."""
         self._status.path = file
 
-    def keep_in(self, journal: Journal) -> None:
+    def keep_in(self, journal: RolloutJournal) -> None:
         self._journal = journal
 
     def state_dict(self) -> dict[str, Any]:
@@ -275,15 +275,15 @@ class RaySource:
     def _submit(
         self, tickets: Sequence[Ticket], take: Callable[[Ticket, Group], bool], give_up: Callable[[Ticket], Ticket]
     ) -> None:
-        """Have tickets sampled, but those of groups in the journal; `take` is given every group."""
+        """Submit tickets, and `take` groups of the journal at once."""
         assert self._pool is not None
-        kept = {ticket.number: self._kept(ticket) for ticket in tickets}
+        kept = {ticket.number: self._known_parts(ticket) for ticket in tickets}
         left = self._wait.take_whole(tickets, take, kept)
         settle = self._wait.taking(take, kept)
         self._pool.submit([TicketCall(ticket, settle, give_up, kept[ticket.number]) for ticket in left])
 
-    def _kept(self, ticket: Ticket) -> KeptGroup:
-        """Return the known parts of a ticket's group, negative numbers being an evaluation's."""
+    def _known_parts(self, ticket: Ticket) -> KeptGroup:
+        """Return a group's known parts; negative numbers are an evaluation's."""
         if self._journal is None:
             return NOTHING_KEPT
         place = f"ticket {ticket.number}" if ticket.number >= 0 else f"evaluation {self._pushed}"

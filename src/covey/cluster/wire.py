@@ -33,7 +33,7 @@ class Jobs:
     incarnation: int
     """Incarnation of the receiving sampler. Results of older ones are not believed: a lost node may still work."""
     kept: Mapping[int, KeptGroup] | None = None
-    """Known parts of groups by ticket number; None where nobody asks for new ones."""
+    """Known parts of groups by ticket number; None: new ones are not wanted."""
 
 
 Plain = tuple[Any, ...]

@@ -151,7 +151,8 @@ async def _attempts(
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await coroutines, a single one in this task: its SystemExit ends no loop."""
+    """Await coroutines, a single one in this task."""
+    # In a task of its own a SystemExit would end the loop
     return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 

@@ -17,7 +17,7 @@ from covey.environments.base import follow, metrics_of
 from covey.rollouts.group_checks import GroupFilter, outcomes_of, reason_to_drop, stop_where_nothing_is_scored
 from covey.rollouts.rollout import GroupJob, roll_out, roll_out_together
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.saved.journal import NOTHING_KEPT, Journal
+from covey.rollouts.saved.journal import NOTHING_KEPT, RolloutJournal
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed
 from covey.system import collectives
@@ -99,7 +99,7 @@ class GroupSource(Protocol):
         """Keep a status file up to date, where parts run concurrently."""
         ...
 
-    def keep_in(self, journal: Journal) -> None:
+    def keep_in(self, journal: RolloutJournal) -> None:
         """Write samples to a journal, and take known ones from it."""
         ...
 
@@ -140,7 +140,7 @@ class LocalSource:
     """Least reward of a success, for streams that learn from successes."""
     sampled_size: int = 0
     """Completions of a prompt of the last step."""
-    journal: Journal | None = None
+    journal: RolloutJournal | None = None
     _version: int = 0
     _scoring_seconds: float = 0.0
     _done: EngineStats = field(default_factory=EngineStats)
@@ -202,7 +202,7 @@ class LocalSource:
     def report_to(self, file: Path) -> None:
         return
 
-    def keep_in(self, journal: Journal) -> None:
+    def keep_in(self, journal: RolloutJournal) -> None:
         self.journal = journal
 
     def take_schedule(self) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
 from covey.policy.settings import chooses_liger
-from covey.rollouts.saved.journal import Journal
+from covey.rollouts.saved.journal import RolloutJournal
 from covey.rollouts.stream import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
@@ -179,7 +179,7 @@ def open_journal(run: Run, record: RunRecorder, prompts: str, checkpoint: Path |
     vocabulary = int(run.policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
     place, step = (collectives.rank(), collectives.world_size()), checkpoint and step_of(checkpoint)
     waits = run.config.output.on_write_error == "continue"
-    record.journal = Journal(record.folder / JOURNAL, identity, vocabulary, place, step=step or 0, wait=waits)
+    record.journal = RolloutJournal(record.folder / JOURNAL, identity, vocabulary, place, step=step or 0, wait=waits)
     run.source.keep_in(record.journal)
     if record.journal.found:
         record.say(record.journal.found)

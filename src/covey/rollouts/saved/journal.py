@@ -82,7 +82,7 @@ class KeptGroup:
 NOTHING_KEPT = KeptGroup()
 
 
-class Journal:
+class RolloutJournal:
     """Answers and verdicts of one process, and those of its predecessors."""
 
     def __init__(

@@ -21,7 +21,7 @@ from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.policy import sharding
 from covey.policy.models.made import code_hashes
-from covey.rollouts.saved.journal import Journal
+from covey.rollouts.saved.journal import RolloutJournal
 from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
@@ -114,7 +114,7 @@ class RunRecorder:
         self._schedule: JsonlWriter | None = None
         self._verdicts: JsonlWriter | None = None
         self._traces: Any = None
-        self.journal: Journal | None = None
+        self.journal: RolloutJournal | None = None
         self._proof: Any = None
         self.sides, self.looked_at, self._prompts = SIDES, "", ""
         self._is_as_left = config.resume is not None
