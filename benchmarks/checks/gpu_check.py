@@ -3,8 +3,9 @@
 Every part is a process of its own with a deadline, so none spoils the next. Parts that measure no time run together.
 What a part found is written as it ends, as a line of JSON and into a table of Markdown, its prediction beside it. A
 wrong result ends the check before anything is measured: no figure of one is worth having. A slow result, or a part past
-its deadline, does not. `--tiny` runs the same on a model of nothing without a GPU, one part after the other, which
-tries this script and nothing else. Exit code 1 where something was wrong.
+its deadline, does not. `--limit SECONDS` bounds all parts together: later ones get what is left, or wait for another
+call, which leaves out what `--done FOLDER` shows to be found. `--tiny` runs the same on a model of nothing without a
+GPU, one part after the other, which tries this script and nothing else. Exit code 1 where something was wrong.
 """
 
 import argparse
@@ -19,13 +20,15 @@ import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 NAME = "gpu_check"
 TINY_SECONDS = 120
+LEAST_SECONDS = 20
+"""Left of the limit: a part is not begun with less."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,12 @@ PARTS = (
         "decode without Liger", "decode", 100, "slower: a norm is six kernels", variables=WITHOUT_LIGER, is_timed=True
     ),
     Part("training without Liger", "training", 80, "slower: more passes", variables=WITHOUT_LIGER, is_timed=True),
+    Part("kernels", "kernels", 90, "as plain operations; 109 us of 512 rows, 18 of 64, 13 of 32", is_timed=True),
+    Part("sharing", "sharing", 120, "2 ms less of a step of 512 rows, 0.4 of 64", is_timed=True),
+    Part("hybrid", "hybrid", 120, "0.8B of Qwen3.5: < 0.1 nats; training at 20 % of peak or more", is_timed=True),
+    Part("fits", "fits", 240, "8 GB: 1.5B under adapters; 40 GB: 14B under adapters, 1.5B whole", is_timed=True),
+    Part("rates", "rates", 200, "8,000 tokens/s (0.5B), 5,000 (1.5B)", is_timed=True),
+    Part("fits TRL", "fits_trl", 200, "one size less than covey, or one card more", is_timed=True),
     Part("memory", "memory", 100, "within 10 % of what `covey config` tells", is_timed=True),
     Part("step", "step", 300, "13 s (0.5B), 26 to 60 s (1.5B)", is_timed=True),
     Part("against TRL", "against_trl", 300, "5 times TRL with transformers' generation or more", is_timed=True),
@@ -70,12 +79,21 @@ PARTS = (
 
 def main(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
-    chosen = [part for part in PARTS if not arguments.parts or part.name in arguments.parts]
+    named = {part.name: part for part in PARTS}
+    chosen = [named[name] for name in arguments.parts or named]
     arguments.out.mkdir(parents=True, exist_ok=True)
+    os.environ |= {"GPU_CHECK_OUT": str(arguments.out), "GPU_CHECK_DONE": str(arguments.done or arguments.out)}
     rows: list[dict[str, Any]] = []
+    chosen = [part for part in chosen if part.name not in found_before(arguments.done)]
+    end = time.monotonic() + arguments.limit
     if arguments.tiny:
         importlib.import_module("benchmarks.checks.gpu_parts")  # once, before processes are forked
     for batch in batches(chosen, together=not arguments.tiny):
+        left = int(end - time.monotonic())
+        if left < LEAST_SECONDS:
+            print(f"{', '.join(part.name for part in batch)}: left for another call", flush=True)
+            continue
+        batch = [replace(part, seconds=min(part.seconds, left)) for part in batch]
         for row in look_at(batch, tiny=arguments.tiny):
             rows.append(row)
             write(arguments.out, rows)
@@ -85,6 +103,15 @@ def main(argv: Sequence[str]) -> int:
             print(f"{', '.join(wrong)} wrong: no figure after it would be worth having", file=sys.stderr)
             return 1
     return int(any(row.get("right") is False for row in rows))
+
+
+def found_before(folder: Path | None) -> set[str]:
+    """Names of the parts that an earlier call has ended without an error."""
+    file = folder / f"{NAME}.jsonl" if folder else None
+    if file is None or not file.is_file():
+        return set()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return {row["part"] for row in rows if "error" not in row}
 
 
 def batches(parts: Sequence[Part], *, together: bool) -> Iterator[list[Part]]:
@@ -191,6 +218,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", metavar="PART", choices=[[], *(part.name for part in PARTS)])
     parser.add_argument("--tiny", action="store_true", help="a model of nothing, without a GPU")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="folder of what was found")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds of all parts together")
+    parser.add_argument("--done", type=Path, help="folder of what an earlier call found")
     return parser.parse_args(argv)
 
 

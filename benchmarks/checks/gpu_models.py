@@ -1,17 +1,18 @@
 """Policies of random weights made where they run, what they sample, and the batches that they train on."""
 
 import asyncio
+import copy
 import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.speed.models import model_config, saved_model, word_tokenizer
 from benchmarks.speed.workloads import Workload
@@ -25,6 +26,7 @@ from covey.policy.policy import Policy, inference
 from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import causal_rollout
+from covey.run.memory.model_shapes import PUBLIC
 from covey.trainer.batch import count, make_batch, make_rows
 from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.settings import OptimizerConfig
@@ -67,6 +69,24 @@ def make_policy(size: str = "tiny", device: str | None = None, **settings: Any) 
             for weight in model.parameters():
                 weight.mul_(4.0) if weight.dim() > 1 else None
     return policy_in_memory(model, word_tokenizer(work.shape.vocabulary), chosen, seed=0)
+
+
+def config_of(shape: str | Mapping[str, Any]) -> Any:
+    """Return the configuration of a public name that covey knows, or of dimensions with their kind."""
+    dimensions = dict(PUBLIC[shape.lower()] if isinstance(shape, str) else shape)
+    return AutoConfig.for_model(dimensions.pop("kind"), **dimensions)
+
+
+def make_shaped(config: Any, **settings: Any) -> Policy:
+    """Make a policy of random weights of a configuration where it will run, frozen ones in half precision."""
+    chosen = ModelConfig(name="shaped", device=device_here(), **{"precision": "bfloat16", **settings})
+    kept = torch.bfloat16 if chosen.lora_rank else torch.float32
+    config = copy.deepcopy(config)
+    config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, None, config.vocab_size
+    with torch.random.fork_rng(devices=[]), torch.device(device_here()):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=kept)
+    return policy_in_memory(model, word_tokenizer(config.vocab_size), chosen, seed=0)
 
 
 def make_loaded_policy(folder: Path, **settings: Any) -> Policy:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.checks.gpu_fits import fits as fits
+from benchmarks.checks.gpu_fits import fits_trl as fits_trl
 from benchmarks.checks.gpu_guarantees import guarantees as guarantees
 from benchmarks.checks.gpu_models import (
     KERNELS,
@@ -30,6 +32,10 @@ from benchmarks.checks.gpu_models import (
     sample,
     synchronize,
 )
+from benchmarks.checks.gpu_open import hybrid as hybrid
+from benchmarks.checks.gpu_open import kernels as kernels
+from benchmarks.checks.gpu_open import rates as rates
+from benchmarks.checks.gpu_open import sharing as sharing
 from benchmarks.speed import floor
 from benchmarks.speed.workloads import Workload
 from covey.config.schema import Config

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.checks import gpu_check, gpu_guarantees, gpu_parts
+from benchmarks.checks import gpu_check, gpu_fits, gpu_guarantees, gpu_parts
 from benchmarks.checks.gpu_models import make_policy
 from benchmarks.speed.contest import ROOT
 from covey.engine.native import rows
@@ -40,7 +40,14 @@ def test_every_part_runs_on_a_model_of_nothing_and_stands_beside_its_prediction(
     rows = [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]
     assert [row["part"] for row in rows] == [part.name for part in gpu_check.PARTS]
     assert [row for row in rows if "error" in row or row.get("right") is False] == []
-    assert {row["part"] for row in rows if "skipped" in row} == {"waits", "quantised", "memory", "against TRL"}
+    assert {row["part"] for row in rows if "skipped" in row} == {
+        "waits",
+        "quantised",
+        "memory",
+        "against TRL",
+        "kernels",
+        "fits TRL",
+    }
     table = (tmp_path / "gpu_check.md").read_text().splitlines()
     assert len(table) == 2 + len(rows)
     assert all(row["predicted"] in line for row, line in zip(rows, table[2:], strict=True))
@@ -119,7 +126,9 @@ def test_turns_of_the_script_name_parts_that_there_are() -> None:
     turns = [line.split("parts=(")[1].split(")")[0] for line in script.splitlines() if "parts=(" in line]
     named = {name for turn in turns for name in gpu_check_words(turn)}
     assert named == {part.name for part in gpu_check.PARTS}
-    for turn in turns:
+    (unseen,) = (turn for turn in turns if "kernels" in gpu_check_words(turn))
+    assert gpu_check_words(unseen)[:3] == ["facts", "kernels", "exact"], "by importance: $LIMIT ends it"
+    for turn in set(turns) - {unseen}:
         chosen = [part for part in gpu_check.PARTS if part.name in gpu_check_words(turn)]
         together = gpu_check.batches(chosen, together=True)
         assert sum(max(part.seconds for part in batch) for batch in together) <= 700
@@ -148,6 +157,57 @@ def test_a_wrong_part_ends_the_check_when_all_parallel_parts_end(
     assert [rows[0]["part"], *sorted(row["part"] for row in rows[1:])] == ["facts", "exact", "waits"]
 
 
+def test_a_limit_leaves_parts_to_another_call_which_repeats_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count(0, 100)
+    deadlines: dict[str, int] = {}
+
+    def look(part: gpu_check.Part, tiny: bool) -> dict[str, Any]:
+        deadlines[part.name] = part.seconds
+        return {"part": part.name, "seconds": 0, "predicted": ""}
+
+    monkeypatch.setattr(gpu_check, "look", look)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    first, second = tmp_path / "first", tmp_path / "second"
+    names = ["decode", "kernels", "sharing", "rates"]
+    assert gpu_check.main([*names, "--limit", "330", "--out", str(first)]) == 0
+    assert deadlines == {"decode": 150, "kernels": 90, "sharing": 30}, "in the order named, the last with what is left"
+    assert "rates: left for another call" in capsys.readouterr().out
+    deadlines.clear()
+    assert gpu_check.main([*names, "--done", str(first), "--out", str(second)]) == 0
+    assert list(deadlines) == ["rates"]
+
+
+def test_the_stair_of_sizes_and_caps_is_walked_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {"small": 9.0, "middle": 12.0, "large": 60.0}
+    tried: list[tuple[str, float]] = []
+
+    def cell(kind: str, size: str, cap: float) -> dict[str, Any]:
+        tried.append((size, cap))
+        return {"fits": needs[size] <= cap, "seconds": 1.5, "told": needs[size], "peak": needs[size]}
+
+    monkeypatch.setenv("GPU_CHECK_OUT", str(tmp_path))
+    monkeypatch.setenv("GPU_CHECK_DONE", str(tmp_path))
+    given = "covey", (8, 10, 16, 24), tuple(needs), ("LoRA",), cell
+    found = gpu_fits.stairs(*given)
+    assert tried == [("small", 8), ("small", 10), ("middle", 10), ("middle", 16), ("large", 16), ("large", 24)]
+    told = {"8": "none", "10": "small, 1.5 s", "16": "middle, 1.5 s", "24": "middle, 1.5 s"}
+    assert found == {f"LoRA, {cap} GB": best for cap, best in told.items()}
+    assert gpu_fits.stairs(*given) == found
+    assert len(tried) == 6, "every cell was kept"
+
+
+def test_the_plan_of_a_size_is_met_by_a_model_of_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GPU_CHECK_OUT", str(tmp_path))
+    monkeypatch.setenv("GPU_CHECK_DONE", str(tmp_path))
+    found = gpu_fits.fits(True)
+    assert {name: best.partition(",")[0] for name, best in found.items()} == {
+        **{"LoRA, 0.005 GB": "none", "LoRA, 0.01 GB": "small", "LoRA, 0.05 GB": "larger"},
+        **{"all weights, 0.005 GB": "none", "all weights, 0.01 GB": "small", "all weights, 0.05 GB": "larger"},
+    }
+
+
 def test_the_script_is_a_program_of_bash() -> None:
     assert subprocess.run(["bash", "-n", str(ROOT / "benchmarks" / "gpu_check.sh")]).returncode == 0
 
@@ -161,7 +221,7 @@ def test_the_script_runs_to_its_end_without_a_gpu(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in ran.stdout.splitlines()] == [part.name for part in gpu_check.PARTS]
     assert len((tmp_path / "gpu_check-tiny" / "gpu_check.jsonl").read_text().splitlines()) == len(gpu_check.PARTS)
     wrong = subprocess.run([*words, "all"], env=variables, capture_output=True, text=True)
-    assert (wrong.returncode, wrong.stderr) == (2, "right, fast, compared or tiny, got all\n")
+    assert (wrong.returncode, wrong.stderr) == (2, "right, fast, compared, open or tiny, got all\n")
 
 
 def gpu_check_words(turn: str) -> list[str]:
