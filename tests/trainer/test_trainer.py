@@ -1,12 +1,14 @@
 """One optimiser phase: what it computes by hand, what it leaves alone, what it steers, when it gives up."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from covey.algorithm.loss_inputs import LossInputs
@@ -452,3 +454,37 @@ def test_a_mismatch_beyond_the_limit_stops_the_run_before_the_update(updates: in
     with pytest.raises(RunStopped, match=r"^log-probs of sampler and trainer differ by 0.6 nats per token, algo"):
         trainer.step(apart_by(0.6, policy), 1)
     assert same(before, weights(policy))
+
+
+class Casts(TorchDispatchMode):
+    """Counts the copies of weights in another type."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.count = 0
+        self._weights = {weight.data_ptr() for weight in policy.model.parameters() if weight.dim() > 1}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_cast = func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self._weights
+        self.count += is_cast and args[0].dtype == torch.float32
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("settings", "is_kept"), [({}, True), ({"gradient_checkpointing": True}, False)])
+def test_weights_are_cast_once_for_all_micro_batches_of_an_update(settings: dict[str, Any], is_kept: bool) -> None:
+    """With the gradient of casts made for each."""
+    found = []
+    for budget, keeps in ((10_000, True), (24, True), (24, False)):
+        policy = nano(precision="bfloat16", kernels="torch", **settings)
+        batch = make(random_groups(vocabulary=250), "packed", budget, ADVANTAGES)
+        with pytest.MonkeyPatch.context() as patch:
+            if not keeps:
+                patch.setattr(Policy, "keeping_casts", lambda policy: nullcontext())
+            with Casts(policy) as casts:
+                make_trainer(policy).step(batch, 0)
+        found.append((len(batch.micro_batches), casts.count, weights(policy)))
+    (one, once, _), (several, kept, mine), (_, again, wanted) = found
+    assert (one, several) == (1, 6)
+    assert again == several * once
+    assert kept == (once + 2 * (several - 1) if is_kept else again), "the head casts its own"
+    assert same(mine, wanted)

@@ -129,6 +129,17 @@ class Policy:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.precision)
 
+    def keeping_casts(self) -> AbstractContextManager[object]:
+        """Keep half-precision copies of weights over the passes inside.
+
+        Weights must not change there. Nothing is kept where a pass lets copies go: its memory would grow.
+        """
+        recomputes = any(vars(module).get("gradient_checkpointing") for module in self.model.modules())
+        if self.computes_whole or self.sharded or recomputes:
+            return nullcontext()
+        # One that is off computes nothing, and keeps the cache of those inside
+        return torch.autocast(self.device.type, enabled=False)
+
     def logits(
         self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout, keep_T: Tensor | None = None
     ) -> Tensor:

@@ -286,7 +286,8 @@ class Trainer:
         self, prepared: Sequence[FrozenLogProbs], statistics: Sequence[BatchStatistics | None], batch: Batch, seed: int
     ) -> tuple[list[Sums], list[Mapping[str, float]]]:
         self.policy.model.train()
-        with self.timer.phase("backward"), self._dropout_of(seed), repeating(self.policy.deterministic):
+        quiet = repeating(self.policy.deterministic)
+        with self.timer.phase("backward"), self._dropout_of(seed), quiet, self.policy.keeping_casts():
             pairs = zip(prepared, statistics, strict=True)
             found = [self._backward(part, batch, chosen) for part, chosen in pairs]
         return [sums for sums, _ in found], [maxima for _, maxima in found]
