@@ -26,6 +26,12 @@ OPENENV_VENV := .venv-openenv
 VERIFIERS_VENV := .venv-verifiers
 VERIFIERS0_VENV := .venv-verifiers0
 SERVED_STAMPS := $(OPENENV_VENV)/.installed $(VERIFIERS_VENV)/.installed $(VERIFIERS0_VENV)/.installed
+# The client of `covey serve`, which shares no package with the server. The cookbook asks for a package that is on no index.
+TINKER_VENV := .venv-tinker
+TINKER_STAMP := $(TINKER_VENV)/.installed
+TINKER := tinker==0.38.0 torch==2.13.0 transformers datasets chz blobfile cloudpickle pyrage termcolor tiktoken pillow orjson \
+	protobuf pyqwest zstandard 'httpx[http2]' rich click sympy pylatexenc math-verify
+COOKBOOK := tinker-cookbook==0.6.1
 SEED ?= 0
 # Options of the benchmarks: --quick, --only CASE, --repetitions N.
 BENCH ?=
@@ -117,8 +123,8 @@ test-cluster-slow: $(STAMP)  ## the same with 20 random kills of a sampler, 10 o
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
 
-test-doors: $(DOORS_STAMP) $(SERVED_STAMPS)  ## other people's environments for real, in environments of their own (ten minutes)
-	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/integrations
+test-doors: $(DOORS_STAMP) $(SERVED_STAMPS) $(TINKER_STAMP)  ## other people's environments for real, in environments of their own (ten minutes)
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/integrations tests/serve
 
 test-real: $(STAMP)  ## real models in every precision, by every door, and beside transformers (REAL_TESTS="real and not long": SmolLM2 alone, the half that .ci/run takes)
 	$(BIN)/python -m benchmarks.real.models smollm2-135m
@@ -158,6 +164,12 @@ $(SERVED_STAMPS):
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGE)
 	touch $@
 
+$(TINKER_STAMP):
+	test -x $(TINKER_VENV)/bin/python || $(PYTHON) -m venv $(TINKER_VENV)
+	$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TINKER)
+	$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(COOKBOOK)
+	touch $@
+
 # Its wheel asks for torch packages it does not need here and that do not load beside a CPU build of torch.
 $(VLLM_STAMP): .ci/constraints.txt
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
@@ -188,4 +200,4 @@ format: $(STAMP)  ## fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean:  ## remove what set-up and tools made (runs under outputs/ stay)
-	rm -rf $(VENV) $(DOCS_VENV) $(VLLM_VENV) $(DOORS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(VERIFIERS0_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS_VENV) $(VLLM_VENV) $(DOORS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(VERIFIERS0_VENV) $(TINKER_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

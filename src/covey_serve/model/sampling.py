@@ -212,6 +212,6 @@ def _of_sample(policy: Policy, request: SampleRequest, completion: Completion) -
 def _most_likely(policy: Policy, ids: Array, k: int) -> Alternatives:
     """Return the K most likely tokens after each of a text's."""
     (batch,) = pack([ids], policy)
-    pieces = [torch.topk(log_softmax(logits_of(policy, rows)), k) for rows in rows_of(policy, batch)]
+    pieces = [torch.topk(log_softmax(logits_of(policy, rows)), k) for rows in rows_of(policy, batch, batch.source_L)]
     values, tokens = (torch.cat(part).cpu().numpy() for part in zip(*pieces, strict=True))
     return Alternatives(tokens, values)

@@ -4,6 +4,7 @@ Shapes: L scored positions of a micro-batch, N datums, T positions of the longes
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from covey.algorithm.softmax import log_softmax
+from covey.policy.head import linear_layer
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import chunk_within_bound
@@ -157,44 +159,40 @@ def _rollout(ids: Array) -> Rollout:
 def logprobs_of(policy: Policy, batch: MicroBatch, targets_L: Tensor) -> Tensor:
     """Score targets, (L,) or (L, K), at the positions of a micro-batch."""
     if targets_L.ndim == 2:
-        return _many_logprobs(policy, batch, targets_L)
+        return _plain_logprobs(policy, batch.source_L, batch, targets_L)
     # What sequences share is scored once
     width = int(targets_L.max()) + 1
     pair_U, inverse_L = torch.unique(batch.source_L * width + targets_L, return_inverse=True)
-    unique = MicroBatch(
-        input_ids_BT=batch.input_ids_BT,
-        position_ids_BT=batch.position_ids_BT,
-        layout=batch.layout,
-        source_L=pair_U // width,
-        target_L=pair_U % width,
-        row_L=batch.row_L,
-        column_L=batch.column_L,
-        num_columns=batch.num_columns,
-        prompt_ids=batch.prompt_ids,
-        advantage_L=batch.advantage_L,
-        sampler_logprob_L=batch.sampler_logprob_L,
-    )
-    return score_tokens(policy, unique, Scoring.of(policy, Sampling(), CHUNK)).logprob_L.index_select(0, inverse_L)
+    source_U, target_U = pair_U // width, pair_U % width
+    if linear_layer(policy) is None:
+        found_U = _plain_logprobs(policy, source_U, batch, target_U[:, None])[:, 0]
+    else:
+        unique = replace(batch, source_L=source_U, target_L=target_U)
+        found_U = score_tokens(policy, unique, Scoring.of(policy, Sampling(), CHUNK)).logprob_L
+    return found_U.index_select(0, inverse_L)
 
 
-def _many_logprobs(policy: Policy, batch: MicroBatch, targets_LK: Tensor) -> Tensor:
+def _plain_logprobs(policy: Policy, source_L: Tensor, batch: MicroBatch, targets_LK: Tensor) -> Tensor:
+    """Score K targets of each position under any head."""
+
     def score(rows: Tensor, targets: Tensor) -> Tensor:
         return log_softmax(logits_of(policy, rows)).gather(1, targets)
 
-    rows_L = rows_of(policy, batch)
+    rows_L = rows_of(policy, batch, source_L)
+    again = torch.is_grad_enabled() and len(rows_L) > 1  # logits of one chunk are kept
     pieces = [
-        checkpoint(score, rows, targets, use_reentrant=False) if torch.is_grad_enabled() else score(rows, targets)
+        checkpoint(score, rows, targets, use_reentrant=False) if again else score(rows, targets)
         for rows, targets in zip(rows_L, targets_LK.split(len(rows_L[0])), strict=True)
     ]
     return torch.cat(pieces)
 
 
-def rows_of(policy: Policy, batch: MicroBatch) -> Sequence[Tensor]:
+def rows_of(policy: Policy, batch: MicroBatch, source_L: Tensor) -> Sequence[Tensor]:
     """Return the head's input at scored positions, in bounded chunks."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
     rows = policy.hidden(*place).flatten(0, 1) if policy.head_is_linear else policy.logits(*place)
     chunk = chunk_within_bound(CHUNK, int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size))
-    return rows.index_select(0, batch.source_L).split(chunk)
+    return rows.index_select(0, source_L).split(chunk)
 
 
 def logits_of(policy: Policy, rows: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class HttpServer:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         # Whatever a client does, its connection ends
         try:
-            with suppress(OSError, EOFError, TimeoutError):
+            with suppress(OSError, EOFError, TimeoutError, asyncio.CancelledError):
                 while connection.our_state is not h11.MUST_CLOSE:
                     if not await self._serve_one(connection, reader, writer):
                         break
