@@ -23,7 +23,7 @@ from covey_serve.model.models import Bases, ModelShape
 from covey_serve.model.sampling import SampledWeights
 from covey_serve.refused import RequestRefused
 from covey_serve.runs import RunFolders
-from covey_serve.store.journal import Header, Journal
+from covey_serve.store.journal import Header, RequestJournal
 from covey_serve.store.ledger import HostedModel, Ledger, Promise, ServedSampler
 from covey_serve.web.server import JSON, PROTOBUF, HttpAnswer, HttpCall
 
@@ -46,7 +46,7 @@ class Service:
     def __init__(self, root: Path, bases: Bases, key: str, limits: ServiceLimits | None = None) -> None:
         self.limits = limits or ServiceLimits()
         self.root, self._key = root, key.encode()
-        self.journal = Journal(root / "journal")
+        self.journal = RequestJournal(root / "journal")
         self.ledger = Ledger(self.journal)
         self.compute = Compute(root, bases, self.limits)
         self.checkpoints = self.compute.checkpoints

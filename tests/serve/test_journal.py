@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from covey_serve.store.journal import Journal
+from covey_serve.store.journal import RequestJournal
 
 
 def texts(path: Path) -> list[tuple[str, bytes]]:
-    journal = Journal(path)
+    journal = RequestJournal(path)
     return [(header["kind"], journal.read(place)[1]) for place, header in journal.records()]
 
 
-def filled(path: Path) -> Journal:
-    journal = Journal(path)
+def filled(path: Path) -> RequestJournal:
+    journal = RequestJournal(path)
     for number in range(3):
         journal.append({"kind": f"k{number}"}, b"body" * number)
     return journal
@@ -31,7 +31,7 @@ def test_a_torn_end_is_cut_and_written_over(tmp_path: Path, lost: int) -> None:
     journal = filled(path)
     os.truncate(path, journal.size - lost)
     assert texts(path) == [("k0", b""), ("k1", b"body")]
-    again = Journal(path)
+    again = RequestJournal(path)
     list(again.records())
     again.append({"kind": "new"}, b"n")
     assert texts(path) == [("k0", b""), ("k1", b"body"), ("new", b"n")]

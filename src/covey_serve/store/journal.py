@@ -31,7 +31,7 @@ class RecordPlace:
     length: int
 
 
-class Journal:
+class RequestJournal:
     """Appends records, and reads them by place. Used by one thread."""
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class Journal:
         """
         aside = self._path.with_name(f"{self._path.name}.new")
         aside.unlink(missing_ok=True)
-        other = Journal(aside)
+        other = RequestJournal(aside)
         try:
             places = [other.append(header, b"" if old is None else self.read(old)[1]) for header, old in kept]
             other.sync()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from covey_serve.model.models import ModelShape
-from covey_serve.store.journal import Header, Journal, RecordPlace
+from covey_serve.store.journal import Header, RecordPlace, RequestJournal
 
 CREATED = 0
 """Number of the request that makes a model; the client's begin at 1."""
@@ -91,7 +91,7 @@ class Promise:
 class Ledger:
     """Sessions, models, samplers and promises."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: RequestJournal) -> None:
         self._journal = journal
         self.sessions: dict[str, ServedSession] = {}
         self.models: dict[str, HostedModel] = {}
