@@ -361,7 +361,7 @@ def reads_exactly(policy: Policy, shape: CacheShape) -> bool:
 
 def can_share(policy: Policy, shape: CacheShape) -> bool:
     """Return True where Triton reads prompts of all layers for their groups."""
-    if not reads_exactly(policy, shape):
+    if not (policy.compiles and reads_exactly(policy, shape)):
         return False
     queries = policy.causal_lm.config.get_text_config(decoder=True).num_attention_heads
     kinds = {(each.num_heads, queries // each.num_heads, each.key_width) for each in shape.layers}
