@@ -41,7 +41,7 @@ MEASURES = {"accuracy": "accuracy", "reward_mean": "mean reward"}
 VERSIONS = ("covey", "torch", "transformers", "peft", "git_commit")
 OF_PROGRAMS = f"{HOME}:"
 """Beginning of the names of what was an object of a program."""
-SETTINGS = "evaluation.yaml"
+SETTINGS = "measured_by.yaml"
 """The settings of a run that say how it is measured."""
 MEASURING = ("environment", "data", "rewards", "sampling", "evaluation", "seed", "model")
 """Settings that say how a policy is measured."""

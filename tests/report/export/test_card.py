@@ -31,7 +31,7 @@ def test_the_line_of_a_card_measures_a_policy_again(
     card = Path("mine/README.md").read_text()
     assert "| base model | nano |" in card
     assert "accuracy" not in card
-    assert str(tmp_path) not in card + Path("mine/evaluation.yaml").read_text()
+    assert str(tmp_path) not in card + Path("mine/measured_by.yaml").read_text()
     (line,) = [part for part in card.split("`") if part.startswith("covey evaluate")]
     assert "it runs short_reward:short, which must lie where covey is started" in card
     shutil.rmtree("run")
