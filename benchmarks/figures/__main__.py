@@ -18,6 +18,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "front/banner": front.banner,
     "front/rooms": front.rooms,
     "front/real": real.real,
+    "use/real_sizes": real.sizes,
     "front/demo": measured.demo,
     "tasks/recipes": measured.recipes,
     "front/speed": measured.speed,

@@ -50,3 +50,41 @@ def _label(drawing: Drawing, plot: Plot, end: float, colour: str, lines: Sequenc
     drawing.text(x, y, f"{end:.2f}", size=22, anchor="start", weight=700, colour=colour)
     for place, line in enumerate(lines, start=1):
         drawing.text(x, y + 19 * place, line, size=13, anchor="start", colour="muted")
+
+
+# ------------------------------------------------------------------------------------------------ real sizes
+
+SAMPLERS = {"covey": "warm", "vllm": "cool", "llama": "muted", "transformers": "line"}
+NAMES = {"vllm": "vLLM", "llama": "llama.cpp"}
+MODELS = {"135M": "SmolLM2-135M", "0.5B": "Qwen2.5-0.5B", "0.6B": "Qwen3-0.6B"}
+SIZES = "Sampling on two CPU cores: tokens a second, as a share of what the machine allows"
+
+
+def sizes() -> Drawing:
+    """Return a bar for each sampler at each size, precision and number of rows, with tokens a second beside it."""
+    cells = {name: cell for name, cell in read("real_sizes")["cells"].items() if _is_compared(name, cell)}
+    drawing = Drawing(900, 96 + 84 * len(cells), SIZES)
+    drawing.text(40, 34, SIZES, size=18, anchor="start", weight=600)
+    plot = Plot(250, 58, 480, 84 * len(cells) - 16, (0, 1), (0, 1))
+    axes(drawing, plot, {tick / 4: f"{25 * tick} %" for tick in range(5)}, {})
+    for place, name in enumerate(sorted(cells, key=_rank)):
+        _, size, precision, rows, *_ = name.split()
+        top = plot.top + 6 + 84 * place
+        drawing.text(238, top + 24, MODELS[size], size=15, anchor="end", weight=600)
+        drawing.text(238, top + 44, f"{precision}, {rows} rows", size=13, anchor="end", colour="muted")
+        for line, (sampler, found) in enumerate((one, cells[name]["contestants"].get(one)) for one in SAMPLERS):
+            if found is not None:
+                width, y = plot.x(min(1.0, found["shares"]["sampling"])) - plot.left, top + 17 * line
+                drawing.rect(plot.left, y, width, 14, SAMPLERS[sampler], SAMPLERS[sampler])
+                said = f"{found['tokens_per_second']['median']:,.0f}  {NAMES.get(sampler, sampler)}"
+                drawing.text(plot.left + width + 8, y + 12, said, size=13, anchor="start")
+    return drawing
+
+
+def _is_compared(name: str, cell: Mapping[str, Any]) -> bool:
+    return name.startswith("sampling ") and len(cell.get("contestants", ())) > 1 and "cuda" not in name
+
+
+def _rank(name: str) -> tuple[int, str, int]:
+    _, size, precision, rows, *_ = name.split()
+    return [*MODELS].index(size), precision, int(rows)

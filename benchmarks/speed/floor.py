@@ -37,8 +37,7 @@ class Rates:
 
 def body_parameters(shape: Shape) -> int:
     """Entries of the weight matrices that every token is multiplied with, the output head aside."""
-    key_value = shape.hidden // shape.heads * shape.key_value_heads
-    attention = 2 * shape.hidden * shape.hidden + 2 * shape.hidden * key_value
+    attention = 2 * shape.hidden * shape.head_width * (shape.heads + shape.key_value_heads)
     return shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
 
 
@@ -61,7 +60,7 @@ def decode_step(work: Workload, position: int, precision: str) -> tuple[float, f
     parameters = body_parameters(shape) + head_parameters(shape)
     seen = work.group_size * sum(p + position for p in work.prompt_lengths)
     cached = sum(work.prompt_lengths) + work.num_rollouts * position
-    width = 2 * shape.layers * (shape.hidden // shape.heads) * shape.key_value_heads
+    width = 2 * shape.layers * shape.head_width * shape.key_value_heads
     operations = 2 * parameters * work.num_rollouts + _attention_flops(shape, seen)
     return operations, BYTES[precision] * (parameters + width * cached)
 
@@ -81,7 +80,7 @@ def training_seconds(work: Workload, rates: Rates) -> float:
 
 def _attention_flops(shape: Shape, seen: float) -> float:
     """Scores and weighted sum of `seen` pairs of a token and one it looks at, in all layers."""
-    return 4 * shape.layers * shape.hidden * seen
+    return 4 * shape.layers * shape.heads * shape.head_width * seen
 
 
 def shares(job: Job, seconds: dict[str, Any], rates: Rates) -> dict[str, float]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
 from benchmarks.speed.workloads import Workload
 
@@ -23,10 +23,11 @@ def saved_model(workload: Workload, folder: Path) -> str:
     return str(target)
 
 
-def model_config(workload: Workload) -> Qwen2Config:
+def model_config(workload: Workload) -> PreTrainedConfig:
     """The stop token lies outside the vocabulary, so it is never sampled and nobody pays for suppressing it."""
     shape = workload.shape
-    return Qwen2Config(
+    return AutoConfig.for_model(
+        shape.kind,
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -35,7 +36,7 @@ def model_config(workload: Workload) -> Qwen2Config:
         num_key_value_heads=shape.key_value_heads,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=shape.tied,
-        use_sliding_window=False,
+        head_dim=shape.head_width,
         bos_token_id=None,
         eos_token_id=shape.vocabulary,
         pad_token_id=0,

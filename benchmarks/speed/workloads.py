@@ -11,7 +11,7 @@ Phase = Literal["step", "sampling", "training"]
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen2 model with random weights."""
+    """A model with random weights."""
 
     vocabulary: int
     hidden: int
@@ -20,6 +20,14 @@ class Shape:
     key_value_heads: int
     intermediate: int
     tied: bool = True
+    kind: str = "qwen2"
+    """Its type in transformers."""
+    head_dim: int | None = None
+    """None is hidden / heads."""
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden // self.heads
 
 
 SHAPES = {
@@ -29,8 +37,11 @@ SHAPES = {
     "M": Shape(32768, 512, 8, 8, 2, 1792),
     "0.5B": Shape(151936, 896, 24, 14, 2, 4864),
     "1.5B": Shape(151936, 1536, 28, 12, 2, 8960),
+    "135M": Shape(49152, 576, 30, 9, 3, 1536, kind="llama"),
+    "0.6B": Shape(151936, 1024, 28, 16, 8, 3072, kind="qwen3", head_dim=128),
+    "4B": Shape(151936, 2560, 36, 32, 8, 9728, kind="qwen3", head_dim=128),
 }
-"""XS, S and M fit two CPU cores; the last two are the shapes of Qwen2.5-0.5B and -1.5B."""
+"""XS, S and M fit two CPU cores; then shapes of Qwen2.5-0.5B and -1.5B, SmolLM2-135M, Qwen3-0.6B and -4B."""
 
 MIXED_PROMPTS = (64, 91, 119, 146, 174, 201, 229, 256)
 """Prompt lengths of the sampling cases."""
@@ -83,7 +94,7 @@ class Job:
     """What one worker process does, step after step."""
 
     contestant: str
-    """covey, trl or vllm."""
+    """covey, trl, vllm, transformers or llama: the beginning of its worker's name."""
     workload: Workload
     phase: Phase = "step"
     precision: str = "float32"

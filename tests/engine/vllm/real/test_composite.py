@@ -4,6 +4,7 @@ Files of some classes name weights otherwise than the class, or hold experts one
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,13 @@ TEXTS: dict[str, dict[str, Any]] = {
 """What vLLM serves on a CPU."""
 
 
-def greedy(folder: Path, num_tokens: int, dtype: torch.dtype) -> list[int]:
-    model = AutoModelForMultimodalLM.from_pretrained(folder, dtype=dtype).eval()
-    ids = list(PROMPT)
+def behind(folder: Path, token_ids: Sequence[int]) -> float:
+    """The most nats by which transformers find another token likelier than one that was drawn."""
+    model = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids, drawn = torch.tensor([[*PROMPT, *token_ids]]), torch.tensor(token_ids)[:, None]
     with torch.no_grad():
-        for _ in range(num_tokens):
-            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-    return ids[len(PROMPT) :]
+        logits = model(input_ids=ids).logits[0, len(PROMPT) - 1 : -1]
+    return float((logits.max(-1).values - logits.gather(-1, drawn)[:, 0]).max())
 
 
 def given(name: str, folder: Path) -> Policy:
@@ -71,8 +72,8 @@ def test_text_and_pictures_are_sampled_on_the_weights_pushed_last(name: str, tmp
                 asyncio.run(engine.update(make_weight_set(policy, version), "keep"))
             (completion,) = asyncio.run(engine.generate(PROMPT, 1, sampling))
             save_policy(policy, tmp_path / str(version))
-            found = list(completion.token_ids)  # fewer where it stopped
-            assert found == greedy(tmp_path / str(version), len(found), policy.precision)
+            nats = 0.0 if policy.precision == torch.float32 else 0.2  # rounding of half precision
+            assert behind(tmp_path / str(version), completion.token_ids) <= nats
             said.append([free.token_ids for free in sample(engine, Sampling(max_tokens=12, seed=3))])
         assert said[0] != said[1], "training shows"
     finally:
