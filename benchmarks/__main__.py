@@ -4,8 +4,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.real import sizes
-from benchmarks.speed import curves, gpu, table
+from benchmarks.speed import curves, gpu, sizes, table
 from benchmarks.speed.cases import CASES, Case
 from benchmarks.speed.contest import WorkerFailed
 
