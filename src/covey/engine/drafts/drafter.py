@@ -29,6 +29,10 @@ PROBED = 2
 """Rows that are looked at where none paid last time."""
 FORGETS = 0.998
 """Factor of times of passes that were not measured again: what seemed slow long ago is tried again."""
+RISE = 0.03
+"""Share of a pass's time that one more position is thought to take before it was measured."""
+GAIN = 1.05
+"""Least gain in speed that is believed: times of passes vary."""
 LEVELS = 10
 """Steps of a guess's probability, each of which has its own share of right guesses."""
 
@@ -54,7 +58,9 @@ class Pace:
         below = max((known for known in self._seconds if known <= size), default=None)
         if below is None:
             return None
-        above = min((known for known in self._seconds if known >= size), default=below)
+        above = min((known for known in self._seconds if known >= size), default=None)
+        if above is None:
+            return self._seconds[below] * (1.0 + RISE * (size - below))
         share = (size - below) / (above - below) if above > below else 0.0
         return self._seconds[below] + share * (self._seconds[above] - self._seconds[below])
 
@@ -63,7 +69,7 @@ class Pace:
         plain = self.seconds(num_rows)
         if plain is None or _size(num_rows) not in self._seconds:
             return 0
-        best, fastest, expected = 0, num_rows / plain, float(num_rows)
+        best, fastest, expected = 0, GAIN * num_rows / plain, float(num_rows)
         for num, chance in enumerate(chances, 1):
             expected += chance
             seconds = self.seconds(num_rows + num)
