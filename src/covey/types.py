@@ -264,6 +264,8 @@ class MicroBatch:
     """bool: tokens of given answers, to learn as they are; None: all were sampled."""
     num_supervised: int = 0
     """Such answers among the rows."""
+    rollouts: tuple[Rollout, ...] = ()
+    """The rows themselves, on the host."""
 
     @property
     def num_rows(self) -> int:

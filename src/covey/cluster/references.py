@@ -46,7 +46,8 @@ class RemoteReference:
         """Request log-probs, (L,); return a function that waits for them."""
         actor = self._actors[self._asked % len(self._actors)]
         self._asked += 1
-        ref = actor.logprobs.remote(move_to(batch, HOST), scoring, move_to(kept, HOST))
+        bare = replace(batch, rollouts=(), taught=None)
+        ref = actor.logprobs.remote(move_to(bare, HOST), scoring, move_to(kept, HOST))
         device = batch.target_L.device
         return lambda: answers_of(self._ray, [ref], self._role, self._check)[0].to(device)
 

@@ -25,7 +25,7 @@ from covey.trainer.settings import PER_GROUP, OptimizerConfig
 
 AFTERWARDS = ("D18", "D20", "D31", "D32")
 """Findings that need the files of a run, or its end."""
-IDS = tuple(f"D{number}" for number in range(1, 38))
+IDS = tuple(f"D{number}" for number in range(1, 39))
 STOPPERS = ("sick", *(name for name in IDS if name not in AFTERWARDS))
 DOCTOR_ON = Requires("doctor.enabled = true", ("doctor.enabled",), bool)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.algorithm.teacher.settings import SELF
+from covey.cluster.teacher_server import TeacherServer, is_address
 from covey.config.schema import Config
 from covey.policy.logprobs import ReferenceElsewhere
 from covey.policy.models.reference_model import load_reference_model, reference_in_memory, vocabulary_of
@@ -35,7 +36,9 @@ def build_teacher(
         return None
     temperature = algorithm.teacher_temperature
     if algorithm.teacher != SELF:
-        return Teacher(_other_model(config, policy, reference, given), temperature=temperature)
+        if is_address(algorithm.teacher):
+            _check_server(config)
+        return _checked(Teacher(_other_model(config, policy, reference, given), temperature=temperature), algorithm)
     live = Reference(policy, None, is_own=True)
     if algorithm.teacher_weights == "live":
         return Teacher(live, temperature=temperature)
@@ -44,8 +47,35 @@ def build_teacher(
         return Teacher(moving, rate=algorithm.teacher_rate, follows=True, temperature=temperature)
     first = reference if reference is not None and _is_first(algorithm) else make_reference(policy, refreshed=False)
     if algorithm.teacher_weights == "base":
-        return Teacher(first, temperature=temperature)
+        return _checked(Teacher(first, temperature=temperature), algorithm)
     return Teacher(first, live, algorithm.teacher_rate, temperature=temperature)
+
+
+def _checked(teacher: Teacher, algorithm: AlgorithmConfig) -> Teacher:
+    """Refuse a divergence from a model of another process. ValueError."""
+    if algorithm.teacher_term == "divergence" and not isinstance(teacher.model, Reference):
+        raise ValueError(
+            f"algorithm.teacher_term=divergence needs a teacher in this process, got {SETTING}={algorithm.teacher}: "
+            "algorithm.teacher_term=sampled reads sampled tokens alone"
+        )
+    return teacher
+
+
+def _check_server(config: Config) -> None:
+    """Refuse what the log-probs of a server are not: ValueError."""
+    sampling, wanted = config.sampling, config.algorithm.teacher_temperature or config.sampling.temperature
+    got = {
+        f"algorithm.teacher_temperature={wanted:g}": wanted not in (0.0, 1.0),
+        f"sampling.top_p={sampling.top_p:g}": sampling.top_p < 1,
+        f"sampling.top_k={sampling.top_k}": sampling.top_k > 0,
+        f"sampling.min_p={sampling.min_p:g}": sampling.min_p > 0,
+        f"model.kind={config.model.kind}": config.model.kind != "causal",
+    }
+    if wrong := [name for name, is_wrong in got.items() if is_wrong]:
+        raise ValueError(
+            f"{SETTING}={config.algorithm.teacher} needs algorithm.teacher_temperature=1, no filter of sampling and "
+            f"model.kind=causal, for a server tells log-probs at temperature 1, got {wrong[0]}"
+        )
 
 
 def _is_first(algorithm: AlgorithmConfig) -> bool:
@@ -58,6 +88,8 @@ def _other_model(
 ) -> Reference | ReferenceElsewhere:
     name, algorithm = config.algorithm.teacher, config.algorithm
     assert name is not None, "asked for by a setting"
+    if is_address(name):
+        return TeacherServer(name, policy.tokenizer)
     if given is not None:
         return reference_in_memory(given, config.model, policy, SETTING)
     is_same = (name, None) == (algorithm.reference_model, algorithm.reference_revision)

@@ -262,6 +262,7 @@ def _tensors(part: Part, lay_out: Callable[[Part], Stream], device: torch.device
         prompt_ids=tuple(row.prompt_id for row in rows),
         advantage_L=joined(advantages, torch.float64),
         sampler_logprob_L=joined(sampler, torch.float64),
+        rollouts=tuple(row.rollout for row in rows),
     )
 
 

@@ -1,5 +1,6 @@
 """Policy rules: entropy, length, KL, gradients, the clip."""
 
+import re
 from collections.abc import Callable
 from statistics import fmean, median
 
@@ -49,6 +50,13 @@ UNMOVED = 1e-3
 FULL_LR_OF_LORA = 2e-5
 """Below it adapters hardly move: they take about ten times the rate of full training."""
 
+SHORTER = 0.7
+"""Share of their usual length below which answers have become short."""
+DOUBT = re.compile(r"\b(wait|hmm|actually|perhaps|maybe|alternatively|let me check|not sure|on second thought)\b", re.I)
+"""Words of someone who looks again."""
+FEW_ANSWERS, OFTEN_IN_DOUBT = 20, 0.1
+"""Fewest logged answers of each half, and least share of them with such a word before."""
+
 
 def entropy_collapse(log: RunLog) -> Evidence | None:
     """Find entropy that is gone, together with the variety of the answers."""
@@ -66,6 +74,41 @@ def entropy_collapse(log: RunLog) -> Evidence | None:
 
 def _to_the_end(usual: RunPart, span: LogSpan, show: Callable[[float], str]) -> str:
     return from_to(usual, span.windows[-1].part, show)
+
+
+def teacher_costs_thinking(log: RunLog) -> Evidence | None:
+    """Find a teacher beside which answers shorten, doubt goes, or variety falls."""
+    if not log.windows("teacher/kl"):
+        return None
+    usual = log.at_first("completion_length_mean", max)
+    if usual is None or usual.value <= 0:
+        return None
+    span = log.lasting("completion_length_mean", lambda window: window.mean < SHORTER * usual.value)
+    doubt, variety = doubt_lost(log), _variety_lost(log)
+    signs = [sign for sign in (doubt, variety) if sign]
+    if span is None:
+        # Short answers that never doubted lose nothing that shows in their length
+        if not (doubt and variety):
+            return None
+        return Evidence(Level.WATCH, f"beside a teacher {' and '.join(signs)}", log.steps[0])
+    if not signs and gets_more_accurate(log):
+        return None
+    told = "; ".join([f"beside a teacher answers shrank {_to_the_end(usual, span, _tokens)}", *signs])
+    return evidence_of(Level.SICK if is_falling(log) else Level.WATCH, span, told)
+
+
+def doubt_lost(log: RunLog) -> str | None:
+    """Describe answers that no longer doubt; None where they do, or seldom did."""
+    middle = log.steps[-1] // 2 if log.steps else 0
+    shares = []
+    for rows in ([r for r in log.rollouts if r["step"] <= middle], [r for r in log.rollouts if r["step"] > middle]):
+        if len(rows) < FEW_ANSWERS:
+            return None
+        shares.append(fmean(bool(DOUBT.search(str(row.get("completion")))) for row in rows))
+    early, late = shares
+    if early < OFTEN_IN_DOUBT or late > early / 3:
+        return None
+    return f"the share of answers with a word of doubt fell from {percent(early)} to {percent(late)}"
 
 
 def _variety_lost(log: RunLog) -> str | None:
