@@ -1,4 +1,4 @@
-"""A teacher behind a server that returns log-probs of prompts: vLLM's completions, or SGLang's generate."""
+"""A teacher behind a server of vLLM or SGLang, by log-probs of prompts."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ KEY = "COVEY_TEACHER_KEY"
 """Variable of the environment with the server's key."""
 SECONDS = httpx.Timeout(600.0, connect=20.0)
 AT_ONCE = 8
-"""Requests under way."""
+"""Requests at the same time."""
 PROBE = "Grüße: 3 + 4 = 7, naïve\n\tdef f(x):  return {x: 'ß'}  # 日本 🙂"
 """Text that tokenizers split differently."""
 GENERATE = "/generate"
@@ -37,7 +37,7 @@ class TeacherServer:
     """Asks a server for the log-probs of tokens that the policy sampled."""
 
     def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Ask the server for its model. ValueError if it is not there, or has other tokens."""
+        """Ask for the server's model. ValueError if absent, or of other tokens."""
         self._url, self._is_sglang = url.rstrip("/"), url.rstrip("/").endswith(GENERATE)
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -110,11 +110,11 @@ class TeacherServer:
 
 
 def _read_openai(answer: Mapping[str, Any], tokens: Sequence[int]) -> list[float | None]:
-    """Return the log-prob of each token in an answer of vLLM, None of the first."""
+    """Read each token's log-prob from vLLM's answer, None of the first."""
     found = answer["choices"][0].get("prompt_logprobs", answer.get("prompt_logprobs"))
     return [None if of is None else of[str(token)]["logprob"] for of, token in zip(found, tokens, strict=True)]
 
 
 def _read_sglang(answer: Mapping[str, Any]) -> list[float | None]:
-    """Return the log-prob of each token in an answer of SGLang, None of the first."""
+    """Read each token's log-prob from SGLang's answer, None of the first."""
     return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]]

@@ -38,7 +38,7 @@ def build_teacher(
     if algorithm.teacher != SELF:
         if is_address(algorithm.teacher):
             _check_server(config)
-        return _checked(Teacher(_other_model(config, policy, reference, given), temperature=temperature), algorithm)
+        return _check_term(Teacher(_other_model(config, policy, reference, given), temperature=temperature), algorithm)
     live = Reference(policy, None, is_own=True)
     if algorithm.teacher_weights == "live":
         return Teacher(live, temperature=temperature)
@@ -47,11 +47,11 @@ def build_teacher(
         return Teacher(moving, rate=algorithm.teacher_rate, follows=True, temperature=temperature)
     first = reference if reference is not None and _is_first(algorithm) else make_reference(policy, refreshed=False)
     if algorithm.teacher_weights == "base":
-        return _checked(Teacher(first, temperature=temperature), algorithm)
+        return _check_term(Teacher(first, temperature=temperature), algorithm)
     return Teacher(first, live, algorithm.teacher_rate, temperature=temperature)
 
 
-def _checked(teacher: Teacher, algorithm: AlgorithmConfig) -> Teacher:
+def _check_term(teacher: Teacher, algorithm: AlgorithmConfig) -> Teacher:
     """Refuse a divergence from a model of another process. ValueError."""
     if algorithm.teacher_term == "divergence" and not isinstance(teacher.model, Reference):
         raise ValueError(

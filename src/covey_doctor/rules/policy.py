@@ -98,7 +98,7 @@ def teacher_costs_thinking(log: RunLog) -> Evidence | None:
 
 
 def doubt_lost(log: RunLog) -> str | None:
-    """Describe answers that no longer doubt; None where they do, or seldom did."""
+    """Describe answers without their former doubt, None otherwise."""
     middle = log.steps[-1] // 2 if log.steps else 0
     shares = []
     for rows in ([r for r in log.rollouts if r["step"] <= middle], [r for r in log.rollouts if r["step"] > middle]):
