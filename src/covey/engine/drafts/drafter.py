@@ -31,7 +31,7 @@ FORGETS = 0.998
 """Factor of times of passes that were not measured again: what seemed slow long ago is tried again."""
 RISE = 0.03
 """Share of a pass's time that one more position is thought to take before it was measured."""
-GAIN = 1.05
+GAIN = 1.1
 """Least gain in speed that is believed: times of passes vary."""
 LEVELS = 10
 """Steps of a guess's probability, each of which has its own share of right guesses."""
