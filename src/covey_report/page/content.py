@@ -96,7 +96,7 @@ def verdict(run: RunFiles) -> dict[str, str]:
     summary, last = run.summary, run.steps[-1] if run.steps else None
     wanted = run.settings.get("num_steps")
     if summary is None:
-        where = f"step {last['step']} of {wanted}" if last else "no step is finished yet"
+        where = f"step {last['step']}{f' of {wanted}' if wanted else ''}" if last else "no step is finished yet"
         mean = number(last.get("sampled_reward_mean")) if last else None
         reward = "" if mean is None else f", reward {three_digits(mean)}"
         how = "Under way" if is_running(run.folder) else "Under way, or killed"

@@ -61,8 +61,8 @@ def main() -> None:
     weights = torch.tensor([[1.0, 0.0, 0.5]] * len(targets))
     dense = {"target_tokens": types.TensorData.from_torch(targets), "weights": types.TensorData.from_torch(weights)}
     sparse = {
-        "target_tokens": types.TensorData.from_torch((targets * (weights != 0)).to_sparse_csr()),
-        "weights": types.TensorData.from_torch(weights.to_sparse_csr()),
+        "target_tokens": types.TensorData.from_torch_sparse(targets * (weights != 0)),
+        "weights": types.TensorData.from_torch_sparse(weights),
     }
     both = [
         types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=each) for each in (dense, sparse)
