@@ -199,7 +199,7 @@ def is_journalled(config: Config, folder: Path) -> bool:
 
 
 def cut_rows(folder: Path, checkpoint: Path | None) -> None:
-    """Drop the rows after a checkpoint, which the resume repeats; without one, all."""
+    """Drop the rows after a checkpoint; without one, all."""
     step, evaluated = (-1, False) if checkpoint is None else _progress(checkpoint)
     for name in ROWS:
         truncate_jsonl(folder / name, step, evaluated=evaluated)
