@@ -41,7 +41,7 @@ def test_each_model_has_a_run_that_is_watched_while_it_trains(tmp_path: Path) ->
     assert "gradient norm" in lines
 
 
-def test_a_run_goes_on_in_its_folder_after_a_restart(tmp_path: Path) -> None:
+def test_a_run_continues_in_its_folder_after_a_restart(tmp_path: Path) -> None:
     async def run() -> None:
         async with serving(tmp_path) as client:
             await client.begin()
