@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from covey.engine.weights import MEAN_SHARE, PROBE_TOLERANCE, tolerance
+from covey.engine.weights import EIGHT_BITS, MEAN_SHARE, PROBE_TOLERANCE, tolerance
 from covey.policy import sharding
 from covey.policy.plain import Plain, rollout_logits, rollout_logprobs, rounded_and_exact
 from covey.policy.policy import DTYPES, Policy
@@ -46,6 +46,19 @@ def explained_logprobs(
     Gaps have N tokens each, in nats. Transformers is measured only for gaps beyond the usual, on the affordable
     `rollouts`, worst first. The mean may be MEAN_SHARE of the most. Collective.
     """
+    config = subject.config
+    if config.engine.weights == "int8" and not config.preflight.logprob_tolerance:
+        # The engine rounds more than its precision says; the trainer does not.
+        engine = {name: gap_L for name, gap_L in gaps.items() if name.startswith("engine")}
+        others = {name: gap_L for name, gap_L in gaps.items() if name not in engine}
+        wrong, limit = _beyond_rounding(subject, others, rollouts) if others else ([], 0.0)
+        return [*wrong, *_beyond(engine, EIGHT_BITS)], max(limit, EIGHT_BITS)
+    return _beyond_rounding(subject, gaps, rollouts)
+
+
+def _beyond_rounding(
+    subject: PreflightContext, gaps: Mapping[str, Tensor], rollouts: Sequence[Rollout]
+) -> tuple[list[str], float]:
     config, policy = subject.config, subject.run.policy
     precision = DTYPES[kind_of(config.model)]
     usual = config.preflight.logprob_tolerance or PROBE_TOLERANCE[precision]

@@ -198,6 +198,15 @@ def test_tokens_are_weighed_where_sampler_and_trainer_are_different_programs(wor
     assert line in notices
 
 
+def test_tokens_are_weighed_where_weights_of_eight_bits_are_sampled_from() -> None:
+    config, notices = composed("recipe=arithmetic", "engine.weights=int8")
+    assert config.algorithm.correction == "truncate"
+    line = "algorithm.correction=truncate in place of none: engine.weights=int8 samples from rounded weights"
+    assert line in notices
+    typed, _ = composed("recipe=arithmetic", "engine.weights=int8", "algorithm.correction=none")
+    assert typed.algorithm.correction == "none"
+
+
 def test_settings_of_a_program_get_the_same_correction_as_those_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,3 +131,13 @@ def test_a_noisy_verifier_is_named_after_its_twin_answers_are_gone() -> None:
     assert found(log_of(rows, settings=FLOAT32))["D24"] is Level.SICK
     calm = [{**row, "disagreement_fraction": 0.01} for row in rows[:14]]
     assert "D24" not in found(log_of(calm, settings=FLOAT32))
+
+
+def test_rounding_of_weights_of_eight_bits_is_no_other_sampler() -> None:
+    def said(value: float, **settings: str) -> bool:
+        rows = [{"step": n, "mismatch_kl": value} for n in range(1, 21)]
+        return "D10" in found(log_of(rows, settings=FLOAT32 | settings))
+
+    assert said(0.007)
+    assert not said(0.007, **{"engine.weights": "int8"})
+    assert said(0.08, **{"engine.weights": "int8"})

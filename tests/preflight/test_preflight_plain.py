@@ -160,6 +160,14 @@ def test_a_tolerance_that_is_set_is_left_as_it_is(build: Build) -> None:
     assert explained_logprobs(subject, {"engine": torch.full((40,), 1e-5)}, rollouts) == (["engine"], 1e-6)
 
 
+def test_an_engine_of_eight_bits_may_differ_more_and_a_trainer_may_not(build: Build) -> None:
+    subject = build(**SHARP, engine__weights="int8")
+    rollouts = [rollout for group in subject.groups for rollout in group.rollouts]
+    gaps = {"engine/short": torch.full((40,), 0.1), "trainer/short": torch.full((40,), 0.1)}
+    assert explained_logprobs(subject, gaps, rollouts)[0] == ["trainer/short"]
+    assert explained_logprobs(subject, {"engine": torch.full((40,), 0.3)}, rollouts) == (["engine"], 2.0)
+
+
 @pytest.mark.long
 def test_rounding_explains_nothing_within_the_tolerance_beyond_a_twentieth_or_against_a_typed_one(build: Build) -> None:
     subject = sharpen(build(**SHARP), 300.0)

@@ -201,6 +201,8 @@ def _correct_for_the_sampler(change: _Change) -> None:
     loss, is_wide = config.algorithm.loss, not _narrow_clip(config.algorithm.loss_options)
     if config.engine.name == "vllm":
         change.override("algorithm.correction", "truncate", "engine=vllm is another program than the trainer")
+    elif config.engine.weights == "int8":
+        change.override("algorithm.correction", "truncate", "engine.weights=int8 samples from rounded weights")
     elif config.max_staleness > 0:
         reason = f"max_staleness={config.max_staleness} trains on tokens of older weights"
         if change.is_typed("algorithm.ratio_denominator"):

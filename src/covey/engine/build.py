@@ -19,14 +19,15 @@ def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "E
         return build_transformers(policy, settings, kernels)
     from covey.engine.native.engine import NativeEngine
 
-    return NativeEngine(policy, settings.cache_bytes, settings.max_rows, kernels, settings.speculation)
+    how = kernels, settings.speculation, settings.weights
+    return NativeEngine(policy, settings.cache_bytes, settings.max_rows, *how)
 
 
 def build_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
     """Build the engine through the model's own cache, in this process."""
     from covey.engine.lockstep.engine import LockstepEngine
 
-    return LockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
+    return LockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels, weights=settings.weights)
 
 
 def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "FakeEngine":
@@ -69,14 +70,15 @@ def own_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Upd
         return own_transformers(policy, settings, kernels)
     from covey.engine.native.own_weights import OwnWeightsEngine
 
-    return OwnWeightsEngine(policy, settings.cache_bytes, settings.max_rows, kernels, settings.speculation)
+    how = kernels, settings.speculation, settings.weights
+    return OwnWeightsEngine(policy, settings.cache_bytes, settings.max_rows, *how)
 
 
 def own_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
     """Build the engine through the model's cache, on its own weights."""
     from covey.engine.lockstep.engine import OwnWeightsLockstepEngine
 
-    return OwnWeightsLockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
+    return OwnWeightsLockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels, weights=settings.weights)
 
 
 def own_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":

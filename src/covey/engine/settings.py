@@ -51,6 +51,7 @@ OF_VLLM = (
 """Conditions of vLLM: features that it lacks, or computes differently from the trainer."""
 
 
+IN_EIGHT_BITS = Requires("engine.name = native", ("engine.name",), lambda engine: engine == "native", value="int8")
 CACHE_BYTES = 2**30
 """Default budget of cached keys and values on a CPU, whose memory is shared."""
 CACHE_SHARE = 0.8
@@ -81,6 +82,9 @@ class EngineConfig(Section):
     speculation: str = setting("auto", choices=("auto", "on", "off"), needs=SAMPLES)
     """Drafts of tokens from what was written for a prompt before, several of them verified at a time: auto (where that
     is measured to be faster), on (always) or off. No token depends on it; only decoding in C on a CPU has it."""
+    weights: str = setting("trained", choices=("trained", "int8"), needs=IN_EIGHT_BITS)
+    """Weights that are sampled from: trained (as they are) or int8 (in eight bits on a CPU, faster with few rows; the
+    distribution is another one, which metric `mismatch` measures and algorithm.correction weighs)."""
     url: str | None = setting(None, needs=(VLLM, ALONE))
     """Address of a vLLM server that already runs on this machine or a disk shared with it; null starts vLLM here."""
     gpu_memory_utilization: float | None = setting(None, gt=0, le=1, needs=(VLLM, HERE))

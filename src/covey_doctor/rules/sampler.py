@@ -28,6 +28,8 @@ class RoundingBounds(NamedTuple):
 
 def bounds_of(log: RunLog) -> RoundingBounds:
     precision = log.setting("model.precision")
+    if log.setting("engine.weights") == "int8":
+        return RoundingBounds(0.02, 0.05, 0.2)
     if precision in ("float32", "float64") and log.setting("engine.name", "native") != "vllm":
         return RoundingBounds(1e-6, 1e-6, 1e-4)
     return RoundingBounds(5e-3, 1e-2, 0.02)
@@ -49,7 +51,7 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     if not log.known(name):  # TRL and verl log a mean difference
         (name, show), watch, sick = _gap(log), 0.05, 0.2
     what = "KL of sampler to trainer" if name == "mismatch_kl" else "difference of sampler and trainer"
-    precision = log.setting("model.precision")
+    precision = "int8" if log.setting("engine.weights") == "int8" else log.setting("model.precision")
     text = f"{what} is {{}} a token{f', in {precision}' if precision else ''}"
     found = above(log, name, watch, sick, text, show, strict=True)
     if found is not None:

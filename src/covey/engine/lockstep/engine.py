@@ -15,7 +15,7 @@ from covey.engine.drafts.drafter import Drawn
 from covey.engine.lockstep.reader import Reader
 from covey.engine.native.cache import Cache
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted
-from covey.engine.native.engine import NativeEngine
+from covey.engine.native.engine import NativeEngine, not_in_eight_bits
 from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.native.replaying import ReplayingEngine
 from covey.engine.native.rows import DecodeRow, SamplingRequest
@@ -203,7 +203,9 @@ def _in_order(drawn: dict[DecodeRow, tuple[int, float]], rows: Sequence[DecodeRo
 class LockstepEngine(NativeEngine):
     """Samples through transformers' own forward pass and cache."""
 
-    def _prepare(self, policy: Policy, kernels: str) -> None:
+    def _prepare(self, policy: Policy, kernels: str, weights: str) -> None:
+        if weights == "int8":
+            raise not_in_eight_bits(policy)
         self._policy = build_decode_policy(policy) if is_wanted(policy) else policy
         self._reader = Reader(self._policy)
         self._shape, self.kernels, self._is_graph = self._reader.shape, "torch", False
@@ -219,8 +221,15 @@ class LockstepEngine(NativeEngine):
 class OwnWeightsLockstepEngine(OwnWeightsEngine, LockstepEngine):
     """The same on weights of its own, set by `update`."""
 
-    def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
-        super().__init__(policy, cache_bytes, max_rows, kernels)
+    def __init__(
+        self,
+        policy: Policy,
+        cache_bytes: int | None,
+        max_rows: int,
+        kernels: str = "auto",
+        weights: str = "trained",
+    ) -> None:
+        super().__init__(policy, cache_bytes, max_rows, kernels, weights=weights)
         # Rows decode together, so that prompts which enter one by one would not repeat their bits either
         self._limits = self._capacity(max_rows, self._limits.max_slots)
         self._reset()

@@ -5,7 +5,7 @@ torch the numbers are autocast's, bit for bit; through C only a product's operan
 are packed for oneDNN where that computes the layer. In whole precision adapters are merged, which saves two products
 per layer; in half precision merging would lose most updates to rounding, so adapters stay beside their layers. If
 decoding goes through C, known base models are fused (`fused.py`), and other linear layers are packed (`panels.py`), 4-
-and 8-bit weights dequantised.
+and 8-bit weights dequantised. With engine.weights=int8 the weights in C have eight bits, adapters beside them.
 """
 
 import copy
@@ -103,19 +103,22 @@ def own_bytes(policy: Policy) -> int:
     return sum(weight.numel() * policy.precision.itemsize for weight in (*cast, *weights))
 
 
-def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> Policy:
+def build_decode_policy(
+    policy: Policy, rules: Mapping[int, Rule] = NOTHING, dtype: torch.dtype | None = None
+) -> Policy:
     """Return a decode policy whose own weights `refresh` renews; others are shared.
 
-    `rules`, by layer, are given where the base model may be fused.
+    `rules`, by layer, are given where the base model may be fused; `dtype`, of products in C, is the policy's or int8.
     """
+    dtype = dtype or policy.precision
     shared = [*policy.model.parameters(), *policy.model.buffers()]
     # deepcopy takes what it finds here for copied: modules are new, tensors are the policy's own.
     model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in shared})
-    fused = {name: _fuse(model.get_submodule(name), rules, policy) for name in _fusable(policy, rules)}
+    fused = {name: _fuse(model.get_submodule(name), rules, policy, dtype) for name in _fusable(policy, rules)}
     in_c = bool(fused) or (bool(rules) and is_routed(policy.causal_lm))
     through_c = in_c and not joined.is_wanted(policy)
     others = _linear_beside(policy, fused) if through_c else _held_layers(policy)
-    held = {name: _hold(layer, policy.precision, through_c) for name, layer in others}
+    held = {name: _hold(layer, dtype, through_c) for name, layer in others}
     adapters = {name: FusedAdapter(model.get_submodule(name), policy.precision) for name in _fused_adapters(policy)}
     heads = {name: WideHead(model.get_submodule(name), policy.precision) for name in _wide_heads(policy)}
     for name, module in (held | fused | adapters | heads).items():
@@ -136,7 +139,7 @@ def refresh(decode_policy: Policy, policy: Policy) -> None:
         if isinstance(mine, FusedModel | joined.JoinedModel | FusedAdapter | WideHead):
             mine.take(theirs)
         elif isinstance(mine, CompiledLinear):
-            mine.take(weights_of(theirs, policy.precision))
+            mine.take(weights_of(theirs, mine.dtype))
         elif isinstance(mine, PackedLinear | MergedLinear):
             mine.take(*_merge_adapter(theirs, policy.precision))
         else:
@@ -169,10 +172,12 @@ def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
     return [name for name, module in policy.model.named_modules() if module is base]
 
 
-def _fuse(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> FusedModel | joined.JoinedModel:
+def _fuse(
+    model: nn.Module, rules: Mapping[int, Rule], policy: Policy, dtype: torch.dtype
+) -> FusedModel | joined.JoinedModel:
     if joined.is_wanted(policy):
         return joined.JoinedModel(model, rules, policy.precision)
-    return FusedModel(model, rules, partial(weights_of, precision=policy.precision), is_half(policy.precision))
+    return FusedModel(model, rules, partial(weights_of, precision=dtype), dtype)
 
 
 def _is_taken(linear: nn.Module, policy: Policy) -> bool:
@@ -229,7 +234,7 @@ def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[t
 @torch.no_grad()
 def _hold(layer: nn.Module, precision: torch.dtype, compiled: bool) -> Held:
     if compiled:
-        return CompiledLinear(weights_of(layer, precision), half=is_half(precision))
+        return CompiledLinear(weights_of(layer, precision), precision)
     linear = _linear_of(layer)
     kind = PackedLinear if _is_packed(linear, precision) else MergedLinear
     return kind(*_merge_adapter(layer, precision))
@@ -243,9 +248,12 @@ def _linear_of(layer: nn.Module) -> nn.Linear:
 
 
 def weights_of(layer: nn.Module, precision: torch.dtype) -> Weights:
-    """Return the layer's weights, with its adapter merged in whole precision."""
+    """Return the layer's weights, with its adapter merged in whole precision.
+
+    In fewer bits most of what an adapter adds would be lost to rounding.
+    """
     linear, adapter = _linear_of(layer), None if isinstance(layer, nn.Linear) else _adapter_of(layer)
-    weight, merged = linear.weight, None if is_half(precision) else adapter
+    weight, merged = linear.weight, None if is_half(precision) or precision == torch.int8 else adapter
     stamp = None if weight.requires_grad or merged else (id(weight), weight.data_ptr(), weight._version)
     make = partial(_plain_numbers, linear, merged)
     shape = linear.out_features, linear.in_features

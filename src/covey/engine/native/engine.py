@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from covey.engine.base import EngineStats, check_call, check_length
 from covey.engine.drafts.drafter import Drafter
 from covey.engine.native import graph
@@ -51,11 +53,12 @@ class NativeEngine:
         max_rows: int,
         kernels: str = "auto",
         speculation: str = "auto",
+        weights: str = "trained",
     ) -> None:
         """Bound cached keys and values by `cache_bytes`, running completions by `max_rows`.
 
         cache_bytes None follows the free memory of a GPU whenever sampling begins (`cache.budget`). `kernels` is
-        model.kernels, `speculation` engine.speculation.
+        model.kernels, `speculation` engine.speculation, `weights` engine.weights.
         """
         if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
@@ -63,7 +66,7 @@ class NativeEngine:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
         self._trained = policy
-        self._prepare(policy, kernels)
+        self._prepare(policy, kernels, weights)
         self._drafter = Drafter(always=speculation == "on") if self._drafts(speculation) else None
         self._cache_bytes = cache_bytes
         self._limits = self._capacity(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
@@ -79,13 +82,16 @@ class NativeEngine:
         """Whether rows that wait may begin."""
         self._reset()
 
-    def _prepare(self, policy: Policy, kernels: str) -> None:
+    def _prepare(self, policy: Policy, kernels: str, weights: str) -> None:
         """Choose the decode policy, its kernels and its cache."""
         probe = detect_capabilities(policy)
         self._shape: CacheShape = probe.shape(policy.device)
         self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
         fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
-        self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
+        dtype = torch.int8 if weights == "int8" else policy.precision
+        self._policy = build_decode_policy(policy, fusable, dtype) if is_wanted(policy, fusable) else policy
+        if dtype == torch.int8 and not is_fused(self._policy):
+            raise not_in_eight_bits(policy)
         self._is_graph = graph.is_wanted(policy) and not self._shape.held
 
     @property
@@ -383,3 +389,9 @@ def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
         future.set_exception(error)
     else:
         future.cancel()
+
+
+def not_in_eight_bits(policy: Policy) -> ValueError:
+    """Return the error of a model that engine.weights=int8 cannot sample."""
+    name = type(policy.causal_lm).__name__
+    return ValueError(f"engine.weights=int8 needs a model that is decoded in C as a whole, on a CPU, got {name}")

@@ -18,7 +18,7 @@ from covey.engine.native.decode_weights import is_fused
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.runner import Runner, encode
 from covey.engine.native.scheduler import Scheduler
-from covey.engine.weights import check_pushed, replace_weights, shapes_of, trained_tensors
+from covey.engine.weights import EIGHT_BITS, check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.policy import Policy, inference
 
 ALONE = 1
@@ -38,8 +38,10 @@ class OwnWeightsEngine(NativeEngine):
         max_rows: int,
         kernels: str = "auto",
         speculation: str = "auto",
+        weights: str = "trained",
     ) -> None:
-        super().__init__(policy, cache_bytes, max_rows, kernels, speculation)
+        super().__init__(policy, cache_bytes, max_rows, kernels, speculation, weights)
+        self._is_rounded = weights == "int8"
         super()._take_weights()
         is_shared = is_fused(self._policy) and encodes_alike(self._policy, self._shape)
         max_prefill = self._limits.max_prefill if is_shared else ALONE
@@ -56,7 +58,8 @@ class OwnWeightsEngine(NativeEngine):
             if how == "wait":
                 await self._drain()
             self._is_settled.clear()
-            await replace_weights(self._trained, weights, self._policy, self.refresh_weights)
+            given = in_eight_bits(weights) if self._is_rounded else weights
+            await replace_weights(self._trained, given, self._policy, self.refresh_weights)
         finally:
             self._admits = True
             self._is_settled.set()
@@ -113,6 +116,12 @@ class OwnWeightsEngine(NativeEngine):
         self._admits = False
         while self._scheduler.rows:
             await asyncio.sleep(0.001)
+
+
+def in_eight_bits(weights: WeightSet) -> WeightSet:
+    """Return weights whose probe allows for rounding to eight bits."""
+    probe = weights.probe
+    return replace(weights, probe=replace(probe, tolerance=max(probe.tolerance, EIGHT_BITS)))
 
 
 def encodes_alike(policy: Policy, shape: CacheShape) -> bool:

@@ -1,7 +1,8 @@
 """Linear layers in layer.c, without gradient, on packed weights.
 
 A row's bits do not depend on the rows beside it. In bfloat16 both operands of a product are rounded, as autocast rounds
-them, and the product is kept in float32.
+them, and the product is kept in float32. In int8 a weight has a scale for each output and rows have one for every 32
+inputs; adapters stay float32.
 
 Shapes: N rows, I and O their width before and after, R rank of an adapter, P layers that are one product.
 """
@@ -83,7 +84,7 @@ class PanelProduct(ctypes.Structure):
     """The struct `Product` in layer.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "bias", "adapter")),
+        *((name, ctypes.c_void_p) for name in ("panels", "bias", "scales", "adapter")),
         *((name, ctypes.c_int64) for name in ("inner", "outer")),
     )
 
@@ -97,32 +98,41 @@ class Beside(ctypes.Structure):
 class Panels:
     """A buffer for a packed weight (outer, inner), filled by `take`."""
 
-    def __init__(self, outer: int, inner: int, half: bool) -> None:
+    def __init__(self, outer: int, inner: int, dtype: torch.dtype) -> None:
         self.num_outputs = -(-outer // panel_width()) * panel_width()
-        self._panels = torch.empty(self.num_outputs * inner, dtype=torch.bfloat16 if half else torch.float32)
-        self.product = PanelProduct(self._panels.data_ptr(), None, None, inner, outer)
+        stored = row_bytes(inner, torch.uint8) if dtype == torch.int8 else inner
+        self._panels = torch.empty(self.num_outputs * stored, dtype=dtype)
+        self.product = PanelProduct(self._panels.data_ptr(), inner=inner, outer=outer)
+        self._scales = torch.zeros(self.num_outputs if dtype == torch.int8 else 0)
+        if dtype == torch.int8:
+            self.product.scales = self._scales.data_ptr()
 
     @torch.no_grad()
     def take(self, weight_OI: Tensor) -> None:
         outer, inner = weight_OI.shape
         weight_OI = weight_OI.detach().float().contiguous()
-        half = self._panels.dtype == torch.bfloat16
-        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (weight_OI, self._panels))
-        numbers = (ctypes.c_int64(number) for number in (inner, outer, half, torch.get_num_threads()))
-        library(SOURCE).covey_pack(*pointers, *numbers)
+        tensors, numbers = [weight_OI, self._panels], [inner, outer, self._panels.dtype == torch.bfloat16]
+        if self._panels.dtype == torch.int8:
+            tensors, numbers = [*tensors, self._scales], [inner, outer]
+        pack = "covey_pack_eighths" if self._panels.dtype == torch.int8 else "covey_pack"
+        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
+        library(SOURCE)[pack](*pointers, *map(ctypes.c_int64, (*numbers, torch.get_num_threads())))
 
 
 class PackedWeights:
     """A buffer for one input's linear layers and adapters, filled by `take`."""
 
-    def __init__(self, parts: Sequence[Weights], half: bool) -> None:
-        self._panels = Panels(sum(part.shape[0] for part in parts), parts[0].shape[1], half)
+    def __init__(self, parts: Sequence[Weights], dtype: torch.dtype) -> None:
+        self._panels = Panels(sum(part.shape[0] for part in parts), parts[0].shape[1], dtype)
         self.product = self._panels.product
+        self.eighths = BATCH * row_bytes(self.product.inner, torch.int8) if self.product.scales else 0
+        """Bytes of a batch of rows that enter in eight bits."""
         self._stamps: list[tuple[int, ...] | None] = [None]
         self._bias = torch.zeros(self._panels.num_outputs)
         if any(part.bias_O is not None for part in parts):
             self.product.bias = self._bias.data_ptr()
-        self._adapters = PackedAdapters(parts, half) if any(part.adapter for part in parts) else None
+        beside = torch.float32 if dtype == torch.int8 else dtype
+        self._adapters = PackedAdapters(parts, beside) if any(part.adapter for part in parts) else None
         if self._adapters is not None:
             self.product.adapter = ctypes.addressof(self._adapters.call)
 
@@ -152,7 +162,7 @@ class PackedAdapters:
     A panel of outputs reads the stretch of `count` numbers of its own layers.
     """
 
-    def __init__(self, parts: Sequence[Weights], half: bool) -> None:
+    def __init__(self, parts: Sequence[Weights], dtype: torch.dtype) -> None:
         ranks = [0 if part.adapter is None else len(part.adapter.down_RI) for part in parts]
         self._total = sum(ranks) + sum(ranks) % 2  # in half precision numbers lie in pairs
         outer, width = sum(part.shape[0] for part in parts), panel_width()
@@ -168,7 +178,7 @@ class PackedAdapters:
             begin_O[part_O == index] - self._first.repeat_interleave(width)[:outer][part_O == index]
             for index in range(len(parts))
         ]
-        self._down, self._up = Panels(self._total, parts[0].shape[1], half), Panels(outer, count, half)
+        self._down, self._up = Panels(self._total, parts[0].shape[1], dtype), Panels(outer, count, dtype)
         self._scales = torch.zeros(self._up.num_outputs)
         pointers = self._first.data_ptr(), self._scales.data_ptr()
         self.call = Beside(self._down.product, self._up.product, *pointers)
@@ -199,9 +209,9 @@ def _pieces(padded: Tensor, parts: Sequence[Weights]) -> list[Tensor]:
 class CompiledLinear(nn.Module):
     """A packed linear layer, its adapter merged or beside it."""
 
-    def __init__(self, weights: Weights, half: bool) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        self._panels, self._half = PackedWeights([weights], half), half
+        self._panels, self.dtype = PackedWeights([weights], dtype), dtype
         self.take(weights)
 
     def take(self, weights: Weights) -> None:
@@ -209,19 +219,25 @@ class CompiledLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         x_NI = input.float().reshape(-1, input.shape[-1]).contiguous()
-        return multiply(self._panels, x_NI, self._half).view(*input.shape[:-1], -1)
+        return multiply(self._panels, x_NI, self.dtype).view(*input.shape[:-1], -1)
 
 
-def multiply(weights: PackedWeights, x_NI: Tensor, half: bool) -> Tensor:
+def multiply(weights: PackedWeights, x_NI: Tensor, dtype: torch.dtype) -> Tensor:
     """Multiply rows in float32: (N, O)."""
     product = weights.product
     out_NO = x_NI.new_empty(len(x_NI), product.outer)
     rooms = [x_NI.new_empty(BATCH * width) for width in (product.inner, weights.narrow_width)]
+    rooms.append(torch.empty(weights.eighths, dtype=torch.int8))
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x_NI, out_NO))
-    room = (ctypes.c_void_p * 2)(*(tensor.data_ptr() for tensor in rooms))
-    numbers = (ctypes.c_int64(number) for number in (len(x_NI), half, torch.get_num_threads()))
+    room = (ctypes.c_void_p * 3)(*(tensor.data_ptr() for tensor in rooms))
+    numbers = (ctypes.c_int64(number) for number in (len(x_NI), dtype == torch.bfloat16, torch.get_num_threads()))
     library(SOURCE).covey_product(ctypes.byref(product), *pointers, room, *numbers)
     return out_NO
+
+
+def row_bytes(inner: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a row of int8 with scales, or uint8."""
+    return int(library(SOURCE).covey_eighths(ctypes.c_int64(inner), ctypes.c_int64(dtype == torch.int8)))
 
 
 def panel_width() -> int:

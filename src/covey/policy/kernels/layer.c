@@ -42,6 +42,7 @@ typedef struct Adapter Adapter;
 typedef struct {
     const void *panels;
     const float *bias; /* as many as there are panels for, or NULL */
+    const float *scales; /* of outputs, as many, where weights have eight bits, or NULL */
     const Adapter *adapter; /* what is computed beside the product, or NULL */
     int64_t inner, outer;
 } Product;
@@ -78,6 +79,7 @@ typedef struct {
     float *mixed;                  /* rows x what a mixer convolves */
     void *normed, *gated;          /* room for BATCH rows of what enters a product */
     void *narrow[2];               /* the same of what enters the second product of an adapter */
+    void *eighths;                 /* the same of what is rounded to eight bits */
     int64_t rows, num_threads;
 } Pass;
 
@@ -92,6 +94,7 @@ typedef struct {
 
 typedef lanes Sums[ROWS][VECTORS];
 
+#include "eighths.h"
 #include "tiles.h"
 
 /* Sums of the first `num` rows of a tile in float32: rows at x, `stride` apart, `last` + 1 of them (the others repeat the
@@ -166,6 +169,22 @@ MULTIPLY_HALF(4)
 MULTIPLY_HALF(TOGETHER)
 #endif
 
+/* Rows that enter a product, and the same in eight bits where its weights have eight. */
+typedef struct {
+    const void *x;
+    const uint8_t *eighths;
+} Given;
+
+INLINE void sum_up_eighths(const Product *p, const uint8_t *x, int64_t first, int64_t last, int64_t panel, Sums sum) {
+    const int64_t end = smaller(last, first + ROWS - 1), stride = eighths_stride(p->inner);
+    const uint8_t *weights = (const uint8_t *)p->panels + panel * PANEL * spanned(p->inner);
+    for (int64_t r = first; r <= end; r += EIGHTH_ROWS)
+        (end == r ? multiply_eighths_1 : end - r < 2 ? multiply_eighths_2 : multiply_eighths_4)(
+            x + r * stride, p->inner, end - r, weights, sum + (r - first));
+    for (int64_t r = 0; r <= end - first; r++)
+        for (int v = 0; v < VECTORS; v++) sum[r][v] *= load(p->scales + panel * PANEL + v * LANES);
+}
+
 /* Rows first .. last of x, `width` numbers each, ROWS at most, times a panel, from number `at` on. */
 INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, int64_t first, int64_t last,
                    int64_t panel, Sums sum, const int half) {
@@ -192,10 +211,13 @@ INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, i
 }
 
 /* The same of a whole product: its bias, and its adapter, from what was made `narrow` for it. */
-INLINE void tile(const Product *p, const void *x, const void *narrow, int64_t first, int64_t last, int64_t panel,
+INLINE void tile(const Product *p, Given given, const void *narrow, int64_t first, int64_t last, int64_t panel,
                  Sums sum, const int half) {
     const int64_t num = smaller(ROWS, last - first + 1);
-    sum_up(p, x, p->inner, 0, first, last, panel, sum, half);
+    if (p->scales)
+        sum_up_eighths(p, given.eighths, first, last, panel, sum);
+    else
+        sum_up(p, given.x, p->inner, 0, first, last, panel, sum, half);
     if (p->bias)
         for (int64_t r = 0; r < num; r++)
             for (int v = 0; v < VECTORS; v++) sum[r][v] += load(p->bias + panel * PANEL + v * LANES);
@@ -227,14 +249,14 @@ INLINE void narrow_rows(const Product *p, const void *x, void *narrow, int64_t r
 }
 
 /* out = x * weights, or this times `scale` and what is there already in `plus`, where there is such; shared out among the threads. */
-INLINE void multiply_rows(const Product *p, const void *x, void *narrow, const float *plus, float scale, float *out,
+INLINE void multiply_rows(const Product *p, Given given, void *narrow, const float *plus, float scale, float *out,
                           int64_t rows, const int half) {
-    narrow_rows(p, x, narrow, rows, half);
+    narrow_rows(p, given.x, narrow, rows, half);
 #pragma omp for schedule(static)
     for (int64_t panel = 0; panel < num_panels(p); panel++)
         for (int64_t first = 0; first < rows; first += ROWS) {
             Sums sum;
-            tile(p, x, narrow, first, rows - 1, panel, sum, half);
+            tile(p, given, narrow, first, rows - 1, panel, sum, half);
             const int64_t count = smaller(PANEL, p->outer - panel * PANEL);
             for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
                 const int64_t at = (first + r) * p->outer + panel * PANEL;
@@ -250,16 +272,16 @@ INLINE float swish(float x) {
 }
 
 /* gated = swish(x * gate) * (x * up), or what is above 0 of x * up, squared; shared out among the threads. */
-INLINE void gate_rows(const Layer *l, const void *x, void *const narrow[2], void *gated, int64_t rows, const int half) {
+INLINE void gate_rows(const Layer *l, Given given, void *const narrow[2], void *gated, int64_t rows, const int half) {
     const int64_t has_gate = l->gate.outer;
-    if (has_gate) narrow_rows(&l->gate, x, narrow[0], rows, half);
-    narrow_rows(&l->up, x, narrow[1], rows, half);
+    if (has_gate) narrow_rows(&l->gate, given.x, narrow[0], rows, half);
+    narrow_rows(&l->up, given.x, narrow[1], rows, half);
 #pragma omp for schedule(static)
     for (int64_t panel = 0; panel < num_panels(&l->up); panel++)
         for (int64_t first = 0; first < rows; first += ROWS) {
             Sums gate, up;
-            if (has_gate) tile(&l->gate, x, narrow[0], first, rows - 1, panel, gate, half);
-            tile(&l->up, x, narrow[1], first, rows - 1, panel, up, half);
+            if (has_gate) tile(&l->gate, given, narrow[0], first, rows - 1, panel, gate, half);
+            tile(&l->up, given, narrow[1], first, rows - 1, panel, up, half);
             const int64_t count = smaller(PANEL, l->up.outer - panel * PANEL);
             for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
                 const int64_t at = (first + r) * l->up.outer + panel * PANEL;
@@ -306,6 +328,15 @@ INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines
     }
 }
 
+/* Rows with what the product reads of them, for which `room` is used. */
+INLINE Given ready(const Product *p, const void *x, void *room, int64_t rows) {
+    if (!p->scales) return (Given){x, NULL};
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        round_row((const float *)x + row * p->inner, p->inner, (uint8_t *)room + row * eighths_stride(p->inner));
+    return (Given){x, room};
+}
+
 /* What enters a product: the numbers themselves, or rounded ones in `room`. */
 INLINE const void *operand(const float *x, void *room, int64_t rows, int64_t width, const int half) {
     if (!half) return x;
@@ -324,9 +355,9 @@ INLINE const void *normed_operand(const Layer *l, const float *hidden, const flo
 }
 
 /* hidden += scale * (x * weights), or the norm of this, for which `room` is used. */
-INLINE void add_product(const Layer *l, const Product *p, const void *x, void *narrow, const float *weight, float *room,
+INLINE void add_product(const Layer *l, const Product *p, Given given, void *narrow, const float *weight, float *room,
                         float *hidden, int64_t rows, const int half) {
-    multiply_rows(p, x, narrow, weight ? NULL : hidden, l->scale, weight ? room : hidden, rows, half);
+    multiply_rows(p, given, narrow, weight ? NULL : hidden, l->scale, weight ? room : hidden, rows, half);
     if (!weight) return;
     norm_rows(room, weight, room, rows, l->hidden_width, l->eps, 0);
 #pragma omp for schedule(static)
@@ -339,7 +370,7 @@ INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *heads = p->heads + first * l->into.outer;
         const void *x = normed_operand(l, p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, half);
-        multiply_rows(&l->into, x, p->narrow[0], NULL, 1.0f, heads, rows, half);
+        multiply_rows(&l->into, ready(&l->into, x, p->eighths, rows), p->narrow[0], NULL, 1.0f, heads, rows, half);
         const int64_t at = l->angles * p->rows + first * l->turned;
         if (l->num_queries) rotate_rows(l, p->cosines + at, p->sines + at, heads, rows);
     }
@@ -365,11 +396,13 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
             float *from = p->attended + first * l->output.inner;
             if (l->gates) gate_attended(l, p->heads + first * l->into.outer, from, rows);
             const void *attended = operand(from, p->gated, rows, l->output.inner, half);
-            add_product(l, &l->output, attended, p->narrow[0], l->norm_mixed, p->normed, hidden, rows, half);
+            const Given given = ready(&l->output, attended, p->eighths, rows);
+            add_product(l, &l->output, given, p->narrow[0], l->norm_mixed, p->normed, hidden, rows, half);
         }
         if (!l->up.outer) continue;
-        gate_rows(l, normed_operand(l, hidden, l->norm_after, p->normed, rows, half), p->narrow, p->gated, rows, half);
-        add_product(l, &l->down, p->gated, p->narrow[0], l->norm_end, p->normed, hidden, rows, half);
+        const void *x = normed_operand(l, hidden, l->norm_after, p->normed, rows, half);
+        gate_rows(l, ready(&l->up, x, p->eighths, rows), p->narrow, p->gated, rows, half);
+        add_product(l, &l->down, ready(&l->down, p->gated, p->eighths, rows), p->narrow[0], l->norm_end, p->normed, hidden, rows, half);
     }
 }
 
@@ -436,16 +469,17 @@ void covey_norm(float *x, const float *weight, int64_t rows, int64_t width, floa
     norm_rows(x, weight, x, rows, width, eps, 0);
 }
 
-INLINE void product(const Product *p, const float *x, float *out, void *const room[2], int64_t rows, const int half) {
+INLINE void product(const Product *p, const float *x, float *out, void *const room[3], int64_t rows, const int half) {
     for (int64_t first = 0; first < rows; first += BATCH) {
         const int64_t count = smaller(BATCH, rows - first);
         const void *given = operand(x + first * p->inner, room[0], count, p->inner, half);
-        multiply_rows(p, given, room[1], NULL, 1.0f, out + first * p->outer, count, half);
+        multiply_rows(p, ready(p, given, room[2], count), room[1], NULL, 1.0f, out + first * p->outer, count, half);
     }
 }
 
-/* out = x * weights + bias; `room` for BATCH rows of what enters a product and of what enters its adapter's second. */
-void covey_product(const Product *p, const float *x, float *out, void *const room[2], int64_t rows, int64_t half,
+/* out = x * weights + bias; `room` for BATCH rows of what enters a product, of what enters its adapter's second, and of
+   what is rounded to eight bits. */
+void covey_product(const Product *p, const float *x, float *out, void *const room[3], int64_t rows, int64_t half,
                    int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
     IN_TILES(half ? product(p, x, out, room, rows, 1) : product(p, x, out, room, rows, 0))
@@ -502,6 +536,15 @@ static void want_large_pages(const void *from, int64_t bytes) {
 #else
     (void)from, (void)bytes;
 #endif
+}
+
+/* Bytes of a row, and of an output's weights, in eight bits. */
+int64_t covey_eighths(int64_t inner, int64_t of_row) { return of_row ? eighths_stride(inner) : spanned(inner); }
+
+void covey_pack_eighths(const float *weight, void *panels, float *scales, int64_t inner, int64_t outer,
+                        int64_t num_threads) {
+    want_large_pages(panels, num_panels(&(Product){.outer = outer}) * PANEL * spanned(inner));
+    pack_eighths(weight, panels, scales, inner, outer, num_threads);
 }
 
 /* Weights (outer x inner) laid out in panels, padded with zeros. */

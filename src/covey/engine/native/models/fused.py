@@ -51,6 +51,7 @@ class Pass(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended")),
         *((name, ctypes.c_void_p) for name in ("mixed", "normed", "gated")),
         ("narrow", ctypes.c_void_p * 2),
+        ("eighths", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("rows", "num_threads")),
     )
 
@@ -58,20 +59,21 @@ class Pass(ctypes.Structure):
 class FusedLayer:
     """The buffers of a layer's weights for layer.c, filled by `take`."""
 
-    def __init__(self, parts: LayerParts, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
+    def __init__(self, parts: LayerParts, rules: Mapping[int, Rule], weights_of: WeightsOf, dtype: torch.dtype) -> None:
         self._weights_of = weights_of
         self.index = -1 if parts.attention is None else int(parts.attention.layer_idx)
         self.rule = rules.get(self.index, NO_RULE)
         self.kind = None if parts.attention is None else vars(parts.attention).get("layer_type")
         self.mixed = None if parts.mixer is None else MixedLayer(parts.mixer)
-        self._panels = {name: PackedWeights(part, half) for name, part in self._products(parts).items()}
+        self._panels = {name: PackedWeights(part, dtype) for name, part in self._products(parts).items()}
         norms = self._all_norms(parts)
         self._offsets = {name: norm_offset(norm) for name, norm in norms.items()}
         self._norms = {name: torch.empty_like(norm.weight, dtype=torch.float32) for name, norm in norms.items()}
         self.call = Layer(**{name: panels.product for name, panels in self._panels.items()})
         for name, norm in self._norms.items():
             setattr(self.call, name, norm.data_ptr())
-        self.call.half, self.call.eps, self.call.scale = half, eps_of(next(iter(parts.norms.values()))), parts.scale
+        self.call.half, self.call.scale = dtype == torch.bfloat16, parts.scale
+        self.call.eps = eps_of(next(iter(parts.norms.values())))
         self.call.hidden_width = self._panels["into" if "into" in self._panels else "up"].product.inner
         if self.mixed is not None:
             self.call.mixer = ctypes.addressof(self.mixed.call)
@@ -94,6 +96,11 @@ class FusedLayer:
             self._norms[name].copy_(norm.weight + self._offsets[name])
         if self.mixed is not None:
             self.mixed.take(parts.mixer)
+
+    @property
+    def eighths(self) -> int:
+        """Return the bytes of a batch of rows in eight bits."""
+        return max(panels.eighths for panels in self._panels.values())
 
     @property
     def narrow_width(self) -> int:
@@ -137,7 +144,7 @@ def _width_of(linear: Any) -> int:
 class FusedModel(nn.Module):
     """Replaces a base model of such layers, filled by `take`."""
 
-    def __init__(self, model: Any, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
+    def __init__(self, model: Any, rules: Mapping[int, Rule], weights_of: WeightsOf, dtype: torch.dtype) -> None:
         super().__init__()
         family, modules = family_of(model), model._modules
         assert family is not None, "chosen for a known family"
@@ -150,9 +157,9 @@ class FusedModel(nn.Module):
         # A causal model may read its base model's multipliers
         vars(self).update({name: number for name, number in vars(model).items() if isinstance(number, float)})
         self._factor = float(vars(model).get("embedding_multiplier", 1.0))
-        self._layers = [FusedLayer(parts, rules, weights_of, half) for parts in _layer_parts(model)]
+        self._layers = [FusedLayer(parts, rules, weights_of, dtype) for parts in _layer_parts(model)]
         self._calls = (Layer * len(self._layers))(*(layer.call for layer in self._layers))
-        self._widths = self._measure()
+        self._widths, self._eighths = self._measure(), max(layer.eighths for layer in self._layers)
         norm = modules[self._family.final_norm]
         self._norm, self._eps, self._offset = (
             torch.empty_like(norm.weight, dtype=torch.float32),
@@ -197,7 +204,8 @@ class FusedModel(nn.Module):
         rooms = [hidden_TC.new_empty(BATCH * width) for width in self._widths[3:]]
         pointers = [tensor.data_ptr() for tensor in (hidden_TC, *angles, *whole, *rooms)]
         narrow = (ctypes.c_void_p * 2)(*pointers[-2:])
-        tensors = Pass(*pointers[:-2], narrow, len(hidden_TC), torch.get_num_threads())
+        eighths = torch.empty(self._eighths, dtype=torch.int8)
+        tensors = Pass(*pointers[:-2], narrow, eighths.data_ptr(), len(hidden_TC), torch.get_num_threads())
         if isinstance(layout, CompiledDecodeLayout):
             self._decode(tensors, layout)
         else:
