@@ -19,6 +19,7 @@ FULLER = {
     "benchmarks/results": 19,  # a file of each measurement
     "tests": 35,  # mirrors the packages, and has a page
     "tests/report": 18,
+    "tests/engine/native": 17,  # one engine, a part each
     "tests/mutants/catalogue": 17,  # an area each
     "tests/golden/values": 48,  # a file of values for each formula
 }
