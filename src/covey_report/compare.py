@@ -11,6 +11,7 @@ from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, pass_o
 from covey.run.folder import last_settings, run_of
 from covey.system.text.format import number_of
 from covey_doctor.verdicts import of_each
+from covey_report.branch.paired import line_of, pair
 from covey_report.logs.read import Row, RunFiles
 from covey_report.page.origins import plain
 from covey_report.runs.outcome import WORDS, is_number, spell, state_of
@@ -40,8 +41,15 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
         "settings": [(name, of) for name, of in values if len(set(of)) > 1],
         "base": labels[0],
         "together": together,
-        "gains": [gain | {"lines": lines_of(gain, labels[0])} for gain in gains],
+        "gains": [{**gain, "lines": lines_of(gain, labels[0]) + branch_lines(runs, gain, labels)} for gain in gains],
     }
+
+
+def branch_lines(runs: Sequence[RunFiles], gain: Mapping[str, Any], labels: Sequence[str]) -> list[str]:
+    """Describe the rewards of branches of one checkpoint, a run each."""
+    place = labels.index(gain["name"])
+    found = pair(runs[0], runs[place]) if len(labels) == len(runs) else None
+    return [] if found is None else [line_of(found)]
 
 
 def groups_of(runs: Sequence[RunFiles]) -> list[list[int]]:

@@ -34,6 +34,7 @@ OWN_FLAGS = {
     "export": (TEXT["export"], 15),
     "doctor": (TEXT["doctor"], 15),
     "verify": (TEXT["verify"], 15),
+    "branch": (TEXT["branch"], 15),
 }
 """Flags of these verbs, and the width of the column of names."""
 

@@ -20,6 +20,7 @@ OWN = {
     "replay": "covey_report.runs.command:run_replay",
     "serve": "covey_serve.command:run_serve",
     "verify": "covey_report.verify.command:run_verify",
+    "branch": "covey_report.branch.command:run_branch",
 }
 """Verb -> function of the words that follow it, which may return an exit code. Imported when it is called."""
 PARTS = {

@@ -1,0 +1,1 @@
+"""Children of a checkpoint, and their paired differences."""

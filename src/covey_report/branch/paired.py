@@ -1,0 +1,70 @@
+"""Paired differences of runs that share their random numbers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev, variance
+
+from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, student
+from covey.system.text.format import number_of
+from covey_report.branch.make import facts_of, groups_after
+from covey_report.logs.read import RunFiles
+
+CONFIDENCE = 0.95
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PairedGap:
+    """A difference of mean rewards over the same prompts and steps."""
+
+    difference: Estimate
+    unpaired: float
+    """Half width of the interval that unpaired prompts would give."""
+    number: int
+    steps: tuple[int, int]
+
+
+def pair(base: RunFiles, other: RunFiles) -> PairedGap | None:
+    """Compare branches of one checkpoint by trained groups, None for others."""
+    facts = [facts_of(run.folder) for run in (base, other)]
+    if not all(facts) or facts[0].get("checkpoint") != facts[1].get("checkpoint"):
+        return None
+    means = [dict(groups_after(run.updates, facts[0]["at"])) for run in (base, other)]
+    return difference_of(*means)
+
+
+def difference_of(base: Mapping[Key, float], other: Mapping[Key, float]) -> PairedGap | None:
+    """Estimate the mean difference over the keys of both, the independent units."""
+    keys = sorted(base.keys() & other.keys())
+    if len(keys) < 2:
+        return None
+    a, b = [base[key] for key in keys], [other[key] for key in keys]
+    bounds = (-1.0, 1.0) if bounds_of([*a, *b]) is not None else None
+    found = mean_interval([y - x for x, y in zip(a, b, strict=True)], CONFIDENCE, bounds)
+    alone = student(CONFIDENCE, len(keys) - 1) * math.sqrt((variance(a) + variance(b)) / len(keys))
+    return PairedGap(found, alone, len(keys), (keys[0][0], keys[-1][0]))
+
+
+def over_runs(values: Sequence[float]) -> Estimate:
+    """Return Student's interval of differences, one of each parent."""
+    if len(values) < 2:
+        return Estimate(fmean(values), math.nan, math.nan)
+    half = student(CONFIDENCE, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Estimate(fmean(values), fmean(values) - half, fmean(values) + half)
+
+
+def line_of(found: PairedGap) -> str:
+    """Describe a paired difference."""
+    first, last = found.steps
+    where = f"steps {first} to {last}" if last > first else f"step {first}"
+    return (
+        f"mean reward of {where} {spell(found.difference)}, {number_of(found.number, 'pair')} of groups "
+        f"(unpaired ±{found.unpaired:.3f})"
+    )
+
+
+def spell(found: Estimate) -> str:
+    """Format a difference with its interval, if it has one."""
+    interval = f" [{found.low:+.3f}, {found.high:+.3f}]" if math.isfinite(found.low) else ""
+    return f"{found.value:+.3f}{interval}"
