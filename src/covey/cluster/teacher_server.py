@@ -1,4 +1,4 @@
-"""A teacher behind a server of vLLM or SGLang, by log-probs of prompts."""
+"""A teacher behind a server, by log-probs of prompts (vLLM, SGLang)."""
 
 import logging
 import os

@@ -50,7 +50,7 @@ class EngineStats:
         return EngineStats(**{name: (max if name.startswith("peak") else sum)(pair) for name, pair in both.items()})
 
     def metrics(self) -> dict[str, float]:
-        """Return what a step's row tells of them: what there was."""
+        """Return metrics of a step, those that had a cause."""
         found = {"engine/restarts": float(self.restarts)} if self.restarts else {}
         if not self.drafted_tokens:
             return found

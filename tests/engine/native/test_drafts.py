@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 
 from covey.engine.base import EngineStats
 from covey.engine.drafts.contexts import Contexts, Memory
-from covey.engine.drafts.drafter import Drafter, Pace, accepted
+from covey.engine.drafts.drafter import Drafter, Pace, accept
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.native.panels import has_half
@@ -123,7 +123,7 @@ def test_a_model_that_the_processor_holds_is_drafted_only_on_demand() -> None:
 def test_a_draft_counts_up_to_its_first_wrong_token() -> None:
     drafts = [[4, 5, 6], [], [1, 2]]
     drawn = [4.0, 5.0, 9.0, 3.0, 8.0, 1.0, 2.0, 7.0]
-    assert [list(places) for places in accepted(drafts, drawn)] == [[0, 1, 2], [4], [5, 6, 7]]
+    assert [list(places) for places in accept(drafts, drawn)] == [[0, 1, 2], [4], [5, 6, 7]]
 
 
 def test_the_likeliest_next_token_is_guessed_from_the_longest_context() -> None:

@@ -1,4 +1,4 @@
-"""What was written for a prompt so far: which tokens followed which, and the texts themselves."""
+"""Earlier texts of a prompt, and counts of the tokens that followed others."""
 
 from array import array
 from collections import OrderedDict
@@ -30,7 +30,7 @@ class Contexts:
                     counts[token_id] = counts.get(token_id, 0) + 1
 
     def guess(self, context: Sequence[int]) -> tuple[int, float] | None:
-        """Return the likeliest next token and its probability, None if nothing is known."""
+        """Return the likeliest next token and its probability, None without any."""
         mixed: dict[int, float] = {}
         rest = 1.0
         for order in ORDERS:
@@ -68,7 +68,7 @@ class Memory:
             self._num_tokens -= sum(map(len, texts))
 
     def contexts(self, prompt_ids: tuple[int, ...]) -> Contexts:
-        """Return the counts of a prompt and of all that was written for it."""
+        """Return the counts of a prompt and its earlier texts."""
         known = Contexts()
         known.add(prompt_ids, 1)
         tail = prompt_ids[-ORDERS[0] :]

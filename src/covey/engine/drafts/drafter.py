@@ -1,4 +1,4 @@
-"""Drafts of what rows will write, from what was written for their prompts before.
+"""Drafts of rows' next tokens, from earlier texts of their prompts.
 
 A draft is fed together with the token before it, and counts where it is the very token that the row draws. So drafts,
 and the timings that decide on them, change how long sampling takes, and no token.
@@ -53,7 +53,7 @@ class Pace:
         self._seconds[size] = before + 0.2 * (min(seconds, 1.5 * before) - before)
 
     def seconds(self, num_fed: int) -> float | None:
-        """Return the expected seconds of a pass, None where there was no shorter one."""
+        """Return the expected seconds of a pass, None without a shorter one."""
         size = _size(num_fed)
         below = max((known for known in self._seconds if known <= size), default=None)
         if below is None:
@@ -65,7 +65,7 @@ class Pace:
         return self._seconds[below] + share * (self._seconds[above] - self._seconds[below])
 
     def best(self, num_rows: int, chances: Sequence[float]) -> int:
-        """Return how many of the likeliest drafts to feed; `chances` are theirs, falling."""
+        """Return the number of drafts to feed, by their falling chances."""
         plain = self.seconds(num_rows)
         if plain is None or _size(num_rows) not in self._seconds:
             return 0
@@ -80,14 +80,14 @@ class Pace:
 
 
 def _size(num_fed: int) -> int:
-    """Round a number of positions up: passes of one size take about as long."""
+    """Round a number of positions up to a size of pass."""
     step = 1 if num_fed <= 8 else 4 if num_fed <= 32 else 16
     return -(-num_fed // step) * step
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """A token that may come next, on condition that those before it are right."""
+class DraftToken:
+    """A token that may come next, if those before it are right."""
 
     token_id: int
     level: int
@@ -97,7 +97,7 @@ class Guess:
 
 @dataclass(slots=True)
 class Counts:
-    """What drafts came to since this was asked last (`EngineStats`)."""
+    """Results of drafts since the last question (`EngineStats`)."""
 
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -113,12 +113,12 @@ class Drafter:
         self._always = always
         self._memory = Memory()
         self._paces = Pace(), Pace()
-        """By whether any draw is filtered: such ones take long, each of them."""
+        """Paces of passes without and with a filtered draw, which takes long."""
         # A guess's own probability is believed at first, as if it had been seen four times
         self._tried = [4.0] * LEVELS
         self._right = [4.0 * (level + 0.5) / LEVELS for level in range(LEVELS)]
-        self._guesses: list[list[Guess]] = []
-        """Of each row of the pass that begins."""
+        self._guesses: list[list[DraftToken]] = []
+        """Drafts of each row of the pass that begins."""
         self._pause = self._wait = 0
         self._pace = self._paces[0]
 
@@ -130,7 +130,7 @@ class Drafter:
             self._memory.keep(row.request.prompt_ids, row.token_ids)
 
     def draft(self, rows: Sequence[DecodeRow], most: int) -> list[list[int]]:
-        """Return the tokens to feed beside each row's newest, fewer than `most` of each."""
+        """Return fewer than `most` tokens to feed beside each row's newest."""
         self._guesses, started = [[] for _ in rows], time.perf_counter()
         self._pace = self._paces[any(row.sampling.filters for row in rows)]
         if self._wait:
@@ -174,14 +174,14 @@ class Drafter:
         counts, self._counts = self._counts, Counts()
         return asdict(counts)
 
-    def _guess(self, row: DecodeRow, most: int, least: float) -> list[Guess]:
-        """Return what a row may write next, at most to its end."""
+    def _guess(self, row: DecodeRow, most: int, least: float) -> list[DraftToken]:
+        """Return likely next tokens of a row, at most to its end."""
         request = row.request
         if request.contexts is None:
             request.contexts = self._memory.contexts(request.prompt_ids)
         _count_new(row, request.contexts)
         context = _before(row, len(row.token_ids))
-        guesses: list[Guess] = []
+        guesses: list[DraftToken] = []
         chance = 1.0
         for _ in range(min(most, row.sampling.max_tokens - len(row.token_ids) - 1)):
             found = request.contexts.guess(context)
@@ -191,7 +191,7 @@ class Drafter:
             chance *= self._right[level] / self._tried[level]
             if chance < least:
                 break
-            guesses.append(Guess(found[0], level, chance))
+            guesses.append(DraftToken(found[0], level, chance))
             context = [*context[1:], found[0]]
         return guesses
 
@@ -212,14 +212,14 @@ def _count_new(row: DecodeRow, contexts: Contexts) -> None:
 
 
 def _before(row: DecodeRow, place: int) -> list[int]:
-    """Return the tokens before a place of a row's turn, as many as a context has."""
+    """Return a context: the tokens before a place of a row's turn."""
     order = ORDERS[0]
     own = row.token_ids[max(0, place - order) : place]
     return own if len(own) == order else [*row.request.prompt_ids[-order:], *row.past[-order:], *own][-order:]
 
 
-def accepted(drafts: Sequence[Sequence[int]], token_ids: Sequence[float]) -> Iterator[range]:
-    """Yield the places of each row's tokens that stand, among those that were drawn."""
+def accept(drafts: Sequence[Sequence[int]], token_ids: Sequence[float]) -> Iterator[range]:
+    """Yield the places of each row's drawn tokens that stand."""
     first = 0
     for draft in drafts:
         num = 1

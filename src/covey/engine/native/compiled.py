@@ -84,7 +84,7 @@ class CompiledDecodeLayout(StretchLayout):
         longest: int,
         holder_R: Tensor | None = None,
     ) -> None:
-        """Take a token of each row, or several, whose rows in the cache are `holder_R`."""
+        """Take tokens whose rows in the cache are `holder_R`."""
         self._cache = cache
         self._stretches = cache.rows, 0, [1] * len(length_R), False
         self._own_R, self._holder_R = length_R - 1, holder_R

@@ -42,7 +42,7 @@ class SamplingRequest:
     tell: Callable[[int, Completion], None] = lambda index, completion: None
     """Told of each completion of a call when it is finished."""
     contexts: Contexts | None = None
-    """What was written for its prompt, once drafts were looked for (`drafts/`)."""
+    """Counts of its earlier texts, once drafts were looked for (`drafts/`)."""
     sessions: tuple["DecodeRow", ...] = ()
     """Rows that live on between turns, by sample index; empty in a call."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.engine.drafts.drafter import Drafter, Drawn, accepted
+from covey.engine.drafts.drafter import Drafter, Drawn, accept
 from covey.engine.lockstep.reader import state_shape
 from covey.engine.native import compiled
 from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
@@ -58,9 +58,9 @@ class Runner:
         keeps_bits: bool = False,
         drafter: Drafter | None = None,
     ) -> None:
-        """Decode in C if `is_compiled`; a token's bits then do not depend on what is fed with it if `keeps_bits`.
+        """Decode in C if `is_compiled`.
 
-        A drafter needs both.
+        With `keeps_bits`, a token's bits do not depend on others of its pass. A drafter needs both.
         """
         self._policy, self._keeps_bits, self._drafter = policy, keeps_bits, drafter
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
@@ -101,7 +101,7 @@ class Runner:
         self.cache.fit(_need(scheduler))
 
     def decode(self, scheduler: Scheduler, most: int) -> Drawn:
-        """Feed every row its newest token, and drafts of the next; draw up to `most` of each."""
+        """Feed every row its newest token and drafts; draw up to `most`."""
         rows = scheduler.rows
         if self._drafter is None:
             return self._decode_one(scheduler)
@@ -126,7 +126,7 @@ class Runner:
         return rows, *self._draw(logits_RV, draws, turn_R)
 
     def _verify(self, scheduler: Scheduler, drafts: Sequence[Sequence[int]]) -> Drawn:
-        """Feed every row its newest token and a draft; draw after each as if it were fed alone."""
+        """Feed newest tokens and drafts; draw after each as if fed alone."""
         rows = scheduler.rows
         self.cache.fit(_need(scheduler, drafts))
         fed = [[row.token_ids[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
@@ -137,14 +137,17 @@ class Runner:
         logits_FV = self._policy.logits(input_F[None], layout.position_R[None], layout, every_F)
         draws = Draws.of(holders, self._policy.device)
         token_ids, logprobs = self._draw_any(logits_FV, draws, to_device(turns, self._policy.device))
-        stands = [place for places in accepted(drafts, token_ids) for place in places]
+        stands = [place for places in accept(drafts, token_ids) for place in places]
         sampled = on_host([token_ids[place] for place in stands], [logprobs[place] for place in stands])
         return [holders[place] for place in stands], *sampled
 
     def _several(
         self, rows: Sequence[DecodeRow], first: int, starts: Sequence[int], fed: Sequence[Sequence[int]]
     ) -> tuple[CompiledDecodeLayout, Tensor]:
-        """Return layout and input of some own tokens of rows, from slot `first` on: all as if fed one by one."""
+        """Return layout and input of own tokens, as if fed one by one.
+
+        Their rows have the slots from `first` on.
+        """
         prompt_lengths = [0] * (1 + max(row.request.slot for row in rows))
         columns: list[tuple[int, int, int, int]] = []
         for slot, (row, start, token_ids) in enumerate(zip(rows, starts, fed, strict=True), first):

@@ -218,7 +218,7 @@ class Scheduler:
         return Admission(tuple(self.groups[first_group:]), tuple(self.rows[first_row:]), num_resumed)
 
     def advance(self, rows: Sequence[DecodeRow], token_ids: Sequence[int], logprobs: Sequence[float]) -> int:
-        """Give the sampled tokens to their rows, finished ones left out; count them."""
+        """Give sampled tokens to unfinished rows, and count them."""
         num_taken = 0
         for row, token_id, logprob in zip(rows, token_ids, logprobs, strict=True):
             if not row.left:
