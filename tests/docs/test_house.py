@@ -11,17 +11,23 @@ FULLER = {
     "src/covey/config": 17,  # with the words of other systems and former names, as data
     "src/covey/policy/models": 17,  # loading a model, one trade each
     "src/covey_preflight": 19,  # a package of one folder, a check each
+    "src/covey/policy": 17,  # a model, those it is compared with, its layers
+    "src/covey/cluster": 17,  # roles and servers, a file each
     "src/covey/run": 17,  # parts, stages and records of one run
-    "src/covey/rollouts": 17,  # prompts and their order, attempts, groups: a file each
+    "src/covey/rollouts": 19,  # prompts and their order, attempts, groups, texts for a teacher: a file each
     "src/covey/system": 17,  # what knows nothing of GRPO, a trade each
     "src/covey/policy/kernels": 22,  # sources in C beside the modules that call them
     "benchmarks": 17,  # a command each
-    "benchmarks/results": 19,  # a file of each measurement
+    "benchmarks/real": 17,  # a measurement each, with its page
+    "benchmarks/speed": 17,  # a measurement each, and their tables
+    "benchmarks/results": 20,  # a file of each measurement
     "tests": 35,  # mirrors the packages, and has a page
     "tests/report": 18,
     "tests/engine/native": 17,  # one engine, a part each
     "tests/mutants/catalogue": 17,  # an area each
-    "tests/golden/values": 48,  # a file of values for each formula
+    "tests/golden/formulas": 17,  # the same formulas, by family
+    "tests/rollouts": 17,
+    "tests/golden/values": 49,  # a file of values for each formula
 }
 """Folders that have more, how many, and why."""
 

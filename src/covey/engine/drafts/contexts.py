@@ -1,4 +1,4 @@
-"""Earlier texts of a prompt, and counts of the tokens that followed others."""
+"""Earlier texts of a prompt, and counts of their next tokens."""
 
 from array import array
 from collections import OrderedDict

@@ -96,7 +96,7 @@ class NativeEngine:
 
     @property
     def _keeps_bits(self) -> bool:
-        """Return True where a token's bits do not depend on others of its pass."""
+        """Return True where a token's bits are independent of its pass."""
         return self.kernels == "compiled" and is_fused(self._policy) and not self._shape.held
 
     def _drafts(self, speculation: str) -> bool:
