@@ -40,11 +40,14 @@ from covey.rollouts.settings import CurriculumConfig
 from covey.types import Prompt
 from covey_preflight.custom import try_curriculum, try_custom
 from covey_report import command as report
+from covey_report.branch import command as branch
 from covey_report.doctor import command as doctor
 from covey_report.export import command as export
 from covey_report.runs import command as runs
 from covey_report.runs import rollouts, status
 from covey_report.runs.folders import run_folder_of
+from covey_report.verify import command as verify
+from covey_report.verify.judge import CONFIRMED, Judgement
 from covey_trl import translation as foreign
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +190,9 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
     monkeypatch.setattr(doctor, "run_doctor", lambda words: 0 if doctor.read_words(words) else 1)
     monkeypatch.setattr(rollouts, "run_rollouts", lambda words: 0 if rollouts.read_words(words) else 1)
     monkeypatch.setattr(export, "run_export", lambda words: 0 if export.read_words(words) else 1)
+    monkeypatch.setattr(verify, "verify", lambda asked: Judgement(CONFIRMED, ""))
+    monkeypatch.setattr(verify, "_again", lambda asked, summary: CONFIRMED)
+    monkeypatch.setattr(branch, "run_branch", lambda words: 0 if branch.read_words(words) else 1)
     for verb in ("report", "watch"):  # there is nothing in it to show
         monkeypatch.setattr(report, f"run_{verb}", lambda words, verb=verb: report.read_words(verb, words))
     monkeypatch.setattr("covey.cli.job.check_early", lambda config, **which: [])  # files and hub models of a reader
@@ -198,7 +204,19 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
     refusals = [line for refused, line in REFUSALS if refused == words]
     code = main([word.replace("=/", "=") for word in words])  # nothing is written outside of this folder
     printed = capsys.readouterr()
-    needing = ("train", "check", "cold-start", "audit", "evaluate", "plan", "translate", "machines")
+    needing = (
+        "train",
+        "check",
+        "cold-start",
+        "audit",
+        "evaluate",
+        "plan",
+        "translate",
+        "machines",
+        "branch",
+        "serve",
+        "export",
+    )
     is_verb = len(words) == 1 and words[0] in needing
     if is_verb or (OF_A_RUN in printed.err and all(word.startswith("-") for word in words[1:])):
         assert (code, printed.err.partition(":")[0]) == (2, "covey")  # a sentence about the verb
@@ -249,8 +267,8 @@ NO_SETTINGS |= {"num_samples", "model__code"}
 # ------------------------------------------------------------------------------------------------ examples
 
 
-OF_CHECKOUTS = {"book_policy.py", "nanochat_policy.py", "minimind_policy.py"}
-"""Examples of other projects' packages: tests/policy/models/own/test_made.py runs them."""
+OF_CHECKOUTS = {"book_policy.py", "nanochat_policy.py", "minimind_policy.py", "tinker_client.py"}
+"""Examples of other projects' packages: tests/policy/models/own/test_made.py and tests/serve/client run them."""
 
 
 @pytest.mark.long

@@ -1,4 +1,7 @@
-"""The settings of a teacher and of the supervised term."""
+"""The settings of a teacher and of the supervised term.
+
+Policies that teach themselves: OPSD, arXiv 2601.18734; SDFT, 2601.19897; SDPO, 2601.20802.
+"""
 
 from dataclasses import dataclass
 from typing import Any
