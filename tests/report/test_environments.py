@@ -128,7 +128,11 @@ def test_the_judge_notes_the_verdict_of_every_test_and_the_first_failure() -> No
         TestResult(False, "error", "x"),
     )
     noted = reward_of(Report(results, (), 0.1), 0.5).extra
-    assert noted == {"verdicts": ["passed", "wrong", "error"], "first_failure": "f(3) gave 5"}
+    assert noted == {
+        "verdicts": ["passed", "wrong", "error"],
+        "first_failure": "f(3) gave 5",
+        "feedback": "f(3) gave 5",
+    }
     assert reward_of(Report(results[:1], (), 0.1), 0.5).extra == {"verdicts": ["passed"]}
 
 

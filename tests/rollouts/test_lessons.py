@@ -6,7 +6,7 @@ import pytest
 
 from covey.environments.arithmetic import Arithmetic
 from covey.policy.models.nano import nano_tokenizer
-from covey.rollouts.lessons import GoldAnswers, Lessons
+from covey.rollouts.lessons import GoldAnswers, Lessons, feedback_of
 from covey.types import Group, Prompt, Reward
 from tests.support.builders import rollout_of
 
@@ -51,6 +51,13 @@ def test_a_rollout_is_shown_a_solved_sibling_and_never_itself() -> None:
 def test_a_rollout_without_anything_to_show_has_no_teacher() -> None:
     assert lessons("feedback")(group(0.0, 1.0)) == [None, None]
     assert all(lessons("feedback")(group(0.0, 1.0, note="too small")))
+
+
+def test_what_was_said_of_an_answer_is_shown_up_to_a_length() -> None:
+    assert feedback_of(group(0.0, note="x" * 10_000).rollouts[0]) == "x" * 2000
+    asked, replied = {"role": "user", "content": "8?"}, {"role": "user", "content": " too small "}
+    spoken = replace(group(0.0).rollouts[0], messages=(asked, {"role": "assistant", "content": "7"}, replied))
+    assert feedback_of(spoken) == "too small"
 
 
 def test_a_context_that_overflows_has_no_teacher_instead_of_a_cut_answer() -> None:

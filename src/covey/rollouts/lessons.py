@@ -18,6 +18,7 @@ WHAT = {
     "solution": "Another answer to what follows, which was right",
     "feedback": "What was said of an answer to what follows",
 }
+MAX_FEEDBACK = 2000
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,11 @@ def with_lesson(prompt: Prompt, lesson: str) -> Prompt:
 
 
 def feedback_of(rollout: Rollout) -> str:
-    """Return the judge's note `feedback`, or the environment's last words."""
+    """Return the judge's note `feedback`, or the environment's last words.
+
+    Of a long text its first characters, at most MAX_FEEDBACK.
+    """
     note = rollout.reward.extra.get("feedback")
-    if note is not None:
-        return str(note).strip()
     said = [text_of(message) for message in rollout.messages if message["role"] != "assistant"]
-    return said[-1].strip() if said else ""
+    text = str(note) if note is not None else said[-1] if said else ""
+    return text.strip()[:MAX_FEEDBACK]

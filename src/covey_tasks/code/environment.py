@@ -128,7 +128,7 @@ class Code(Environment):
         program = extract_program(completion, problem.entry_point, problem.opening)
         if not program:
             self._counts["without_program"] += 1
-            return Reward(0.0, {"solved": 0.0, "tests_passed": 0.0})
+            return Reward(0.0, {"solved": 0.0, "tests_passed": 0.0}, {"feedback": NO_PROGRAM})
         try:
             report = await self._report(problem, program)
         except SandboxFailed as error:
@@ -139,9 +139,9 @@ class Code(Environment):
             await self._recheck(prompt, problem, program)
         return reward
 
-    def _num_told(self, problem: Problem) -> int:
-        """Count the first tests used for feedback: a third, with several turns."""
-        return len(problem.tests) // 3 if self.can_reply else 0
+    def _num_told(self, problem: Problem) -> int | None:
+        """Count the tests that may be told: a third with several turns, else None, all."""
+        return len(problem.tests) // 3 if self.can_reply else None
 
     async def _report(self, problem: Problem, program: str) -> Report:
         return await self._cache.run(_whole(problem, program), problem.tests, problem.entry_point or None, self._limits)
@@ -209,15 +209,20 @@ def code_limits(settings: CodeConfig) -> Limits:
         raise ValueError(str(error).replace("wall_seconds", "timeout")) from error
 
 
-def reward_of(report: Report, partial_weight: float, num_told: int = 0) -> Reward:
-    """Return 1 if all pass, else the weighted share of untold tests."""
+def reward_of(report: Report, partial_weight: float, num_told: int | None = None) -> Reward:
+    """Return 1 if all pass, else the weighted share of untold tests.
+
+    Where some are kept from the policy, the note `feedback` tells only the kind of their failure.
+    """
     solved = all(result.passed for result in report.results)
     share = replace(report, results=report.results[num_told:]).fraction
     value = 1.0 if solved else partial_weight * share
     parts = {"solved": float(solved), "tests_passed": share}
-    noted = {"verdicts": [result.kind for result in report.results[:MAX_VERDICTS]]}
-    failed = _first_failure(report)
-    return Reward(value, parts, noted if failed is None else {**noted, "first_failure": failed[:MAX_MESSAGE]})
+    noted: dict[str, Any] = {"verdicts": [result.kind for result in report.results[:MAX_VERDICTS]]}
+    failed, told = _first_failure(report), _told_failure(report, num_told)
+    if failed is not None and told is not None:
+        noted |= {"first_failure": failed[:MAX_MESSAGE], "feedback": told[:MAX_MESSAGE]}
+    return Reward(value, parts, noted)
 
 
 def is_chosen(text: str, rate: float) -> bool:
@@ -233,7 +238,7 @@ def _first_failure(report: Report) -> str | None:
     return None
 
 
-def _told_failure(report: Report, num_told: int) -> str | None:
+def _told_failure(report: Report, num_told: int | None) -> str | None:
     """Describe the first failure: a shown test in full, others by kind."""
     failed = _first_failure(replace(report, results=report.results[:num_told]))
     kind = next((result.kind for result in report.results if not result.passed), None)

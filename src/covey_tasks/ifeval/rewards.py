@@ -71,14 +71,17 @@ class Scheme:
         text, found = self._judge(completion)
         verdicts = judge(text, instructions)
         parts = measures(verdicts) | found
+        feedback = _not_followed(instructions, verdicts.loose if "loose" in self.name else verdicts.strict)
         if self.name != "torchrl":
             has_words = num_different_words(text) >= self.min_words
             kept = dict.fromkeys(RULES, True) | {WORDS: has_words, **rules(text)}
             on_topic = float(all(kept.values()))
             parts |= {name: float(holds) for name, holds in kept.items()}
+            feedback += [BROKEN[name] for name, holds in kept.items() if not holds]
             parts |= {ON_TOPIC: on_topic, FOLLOWED: on_topic * parts[PLAIN[self.name]]}
         value = math.fsum(weight * parts[name] for name, weight in self.part_weights.items())
-        return Reward(value, parts | _find_followed(instructions, verdicts))
+        noted = {"feedback": "\n".join(feedback)} if feedback else {}
+        return Reward(value, parts | _find_followed(instructions, verdicts), noted)
 
     def in_form(self, answer: str) -> str:
         return f"<think>{answer[:40]}</think>\n<answer>{answer}</answer>" if self.name == "torchrl" else answer
@@ -104,6 +107,20 @@ def _find_followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> d
     return found
 
 
+def _not_followed(instructions: Sequence[Instruction], verdicts: Sequence[bool]) -> list[str]:
+    """Return a line for each instruction that was not followed.
+
+    >>> _not_followed([Instruction("keywords:existence", {"keywords": ["lantern", "harbor"]})], [False])
+    ['Not followed: keywords existence, keywords lantern, harbor.']
+    """
+    found = []
+    for asked, followed in zip(instructions, verdicts, strict=True):
+        values = ((name, value if isinstance(value, list) else [value]) for name, value in asked.arguments.items())
+        words = [asked.id.replace(":", " "), *(f"{name} {', '.join(map(str, value))}" for name, value in values)]
+        found += [] if followed else [f"Not followed: {', '.join(words).replace('_', ' ')}."]
+    return found
+
+
 def measures(verdicts: Verdicts) -> dict[str, float]:
     found = (verdicts.all_strict, verdicts.share_strict, verdicts.all_loose, verdicts.share_loose)
     return dict(zip(MEASURES, found, strict=True))
@@ -115,6 +132,13 @@ FOLLOWED, ON_TOPIC = "followed_on_topic", "on_topic"
 """The reward of the plain schemes, and whether the answer is about the question."""
 RULES = WORDS, OWN, NAMED, NO_ECHO = ("has_words", "has_own_words", "names_topic", "is_no_echo")
 """The rules of that: enough words, some of its own that mean something, the topic, and not the prompt again."""
+BROKEN = {
+    WORDS: "The answer has too few words.",
+    OWN: "The answer has too few words of its own.",
+    NAMED: "The answer does not name the topic.",
+    NO_ECHO: "The answer repeats the request.",
+}
+"""Words for a rule that does not hold."""
 PLAIN = {"strict": "all_strict", "strict_share": "share_strict", "loose": "all_loose", "loose_share": "share_loose"}
 """The measure that is the reward."""
 SCHEMES = (*PLAIN, "torchrl")

@@ -3,10 +3,15 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from covey.environments.base import Environment, Split
-from covey.types import Failure, Prompt, Reward
+from covey.types import CutText, Failure, Prompt, Reward
+from covey_graders.math.answers import find_answer
 from covey_tasks.math.verifier import MathLimits, MathVerifier
+
+MAX_ANSWER = 200
+"""Characters of an answer that are told."""
 
 
 class VerifiedAnswers(Environment):
@@ -34,7 +39,8 @@ class VerifiedAnswers(Environment):
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await asyncio.gather(*(self.judged(prompt, completion) for completion in completions))
+        rewards = await asyncio.gather(*(self.judged(prompt, completion) for completion in completions))
+        return [_with_feedback(reward, text) for reward, text in zip(rewards, completions, strict=True)]
 
     def difficulty(self, prompt: Prompt) -> int | None:
         level = prompt.columns.get("level")
@@ -45,3 +51,13 @@ class VerifiedAnswers(Environment):
 
     def close(self) -> None:
         self._verifier.close()
+
+
+def _with_feedback(reward: Reward | Failure, completion: str) -> Reward | Failure:
+    """Note which answer was not accepted, for a teacher."""
+    if isinstance(reward, Failure) or reward.parts["correct"] == 1:
+        return reward
+    found = find_answer(completion, numeric=False, is_cut=isinstance(completion, CutText))
+    is_marked = found is not None and found.form != "none"
+    said = f"The answer was not accepted: {found.text.strip()[:MAX_ANSWER]}" if is_marked else "No answer was found."
+    return replace(reward, extra={**reward.extra, "feedback": said})

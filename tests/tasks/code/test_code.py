@@ -271,6 +271,18 @@ def test_a_message_that_goes_back_is_short() -> None:
     assert said == "x" * MAX_MESSAGE + f"\n{CORRECT_IT}"
 
 
+def test_a_teacher_is_told_the_first_failure_and_of_a_test_kept_back_its_kind_alone() -> None:
+    results = (TestResult(True, "passed", ""), TestResult(False, "wrong", "f(3) gave 5" + "!" * 10_000))
+    ran = Report(results, (), 0.0)
+    assert reward_of(ran, 0.5).extra["feedback"] == ("f(3) gave 5" + "!" * 10_000)[:MAX_MESSAGE]
+    for num_told in (0, 1):
+        assert reward_of(ran, 0.5, num_told).extra["feedback"] == "A test that is not told fails (wrong)."
+    assert "feedback" not in reward_of(Report(results[:1], (), 0.0), 0.5).extra
+    (nothing,) = asyncio.run(environment().score(environment().prompts("train")[0], [""]))
+    assert isinstance(nothing, Reward)
+    assert nothing.extra == {"feedback": "No program was found."}
+
+
 def test_the_reply_and_the_reward_of_an_answer_take_one_run() -> None:
     runner = Here()
     code = environment(runner, max_turns=2, recheck_rate=0.0)

@@ -169,3 +169,14 @@ def test_parts_say_what_was_followed_and_what_was_off_the_topic() -> None:
 def test_impossible_schemes_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Scheme(**settings)
+
+
+def test_a_teacher_is_told_the_instructions_and_rules_that_were_not_followed() -> None:
+    words = (*ASKED, instruction("keywords:existence", {"keywords": ["lantern", "harbor"]}))
+    said = [Scheme(name).reward("it is, *bye*", words).extra["feedback"] for name in ("strict", "loose")]
+    ends = "Not followed: startend end checker, end phrase bye."
+    comma, kept = "Not followed: punctuation no comma.", "Not followed: keywords existence, keywords lantern, harbor."
+    few = "The answer has too few words."
+    assert said == [f"{comma}\n{ends}\n{kept}", f"{comma}\n{kept}"]
+    assert Scheme("strict").reward("no", ASKED[:1]).extra["feedback"] == few
+    assert Scheme("strict").reward(RIGHT, ASKED).extra == {}

@@ -232,3 +232,18 @@ def _rows(path: Path) -> list[dict]:
 def test_torchrl_pays_nothing_for_what_is_right_outside_of_an_answer_block() -> None:
     assert torchrl_scale("<think>2</think> 42", is_right=True).value == 0.0
     assert torchrl_scale("<answer>42</answer>", is_right=True).value == 1.0
+
+
+@pytest.mark.parametrize("scheme", ["covey", "verl_strict", "torchrl"])
+def test_a_teacher_is_told_the_answer_that_was_not_accepted(scheme: str) -> None:
+    said = ["so #### 12", "I do not know", f"\\boxed{{{'7' * 1000}}}", CutText("it is 12")]
+    rewards = scores(GSM8K(ROWS, Gsm8kConfig(scheme=scheme)), said)
+    noted = [reward.extra["feedback"] for reward in rewards if isinstance(reward, Reward)]
+    not_accepted = "The answer was not accepted: "
+    assert noted == [not_accepted + "12", "No answer was found.", not_accepted + "7" * 200, "No answer was found."]
+
+
+def test_a_right_answer_has_no_note_for_a_teacher() -> None:
+    (right,) = scores(GSM8K(ROWS), ["#### 1,230"])
+    assert isinstance(right, Reward)
+    assert right.extra == {}
