@@ -94,6 +94,26 @@ def test_a_name_a_function_and_rows_give_a_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("form", ["rows", "file", "module"])
+def test_a_teacher_alone_needs_no_rewards(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    data = path if form == "file" else ROWS
+    shown = {"algorithm": {"teacher_shows": ["gold"], "gold_column": "letter"}}
+    policy, other = model_in_memory(), model_in_memory()
+    torch.nn.init.normal_(other.lm_head.weight)
+    chosen: dict[str, Any] = {"teacher": other} if form == "module" else {"teacher": "self"} | shown
+    before = weights_of(policy)
+    result = covey.train(policy, data=data, tokenizer=TOKENIZER, folder=tmp_path / "run", **SMALL, **chosen)
+    steps = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    kl = [row["teacher/kl"] for row in steps if "teacher/kl" in row]
+    assert len(kl) == 2
+    assert kl[0] != 0.0
+    assert all(row["reward/mean"] == 0.0 for row in steps if "reward/mean" in row)
+    assert not all(torch.equal(before[name], value) for name, value in weights_of(policy).items())
+
+
+@pytest.mark.long
 def test_a_model_in_memory_is_trained_in_place_and_attends_as_before_afterwards(tmp_path: Path) -> None:
     model = model_in_memory()
     before = weights_of(model)

@@ -434,7 +434,7 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         ),
         (
             ["environment=reward_functions", *ROWS],
-            "environment=reward_functions needs rewards=[module:function], got rewards=[]",
+            "environment=reward_functions needs rewards=[module:function], or a teacher, got rewards=[]",
         ),
         ([*MY_REWARDS, "reward_weights=[1,2]"], "reward_weights must have one weight for each of 1 rewards, got 2"),
         (

@@ -95,6 +95,12 @@ class Arguments:
         return None if isinstance(self.data, str | Path | EnvironmentLike) else self.data
 
     @property
+    def has_teacher_alone(self) -> bool:
+        """Return True for rows that a teacher judges, and nothing else."""
+        is_named = any(name.startswith(("recipe", "environment")) for name in self.settings)
+        return None not in (self.teacher, self.data) and self.environment is None and not is_named
+
+    @property
     def reward_list(self) -> list[objects.Reward]:
         return [] if self.rewards is None else [objects.current(reward) for reward in objects.as_list(self.rewards)]
 
@@ -162,8 +168,10 @@ def _check_arguments(asked: Arguments, base: Config | None) -> None:
         raise ValueError("an environment scores its completions itself: leave rewards out, or give rows as data")
     _check_tools(asked)
     has_toolset = any(isinstance(tool, type) for tool in asked.tool_list)
-    if asked.rows is not None and asked.rewards is None and not has_toolset:
-        raise ValueError("rows in memory need rewards, functions or names; an environment by name reads a path")
+    if asked.rows is not None and asked.rewards is None and not has_toolset and not asked.has_teacher_alone:
+        raise ValueError(
+            "rows in memory need rewards, functions or names, or a teacher; an environment by name reads a path"
+        )
     if asked.tokenizer is not None and asked.model_in_memory is None:
         raise ValueError("tokenizer=... goes with a model in memory; a model by name has its own")
 
@@ -183,7 +191,8 @@ def _check_tools(asked: Arguments) -> None:
 
 def _chosen_environment(asked: Arguments, base: Config | None) -> tuple[Config | None, dict[str, Any]]:
     settings, base = dict(asked.settings), copy.deepcopy(base)
-    if asked.environment is None and asked.rewards is None and not asked.tool_list:
+    has_rows = asked.rewards is not None or asked.tool_list or (base is None and asked.has_teacher_alone)
+    if asked.environment is None and not has_rows:
         return base, settings
     kind, name = _kind(asked)
     chosen = settings.pop("environment", name)

@@ -108,8 +108,8 @@ def check_environment(config: Config) -> None:
     if schema is MixtureConfig:
         check_mixture(config, (check_ranges, check_choices, check_environment, check_needs))
         return
-    if name == "reward_functions" and not config.rewards:
-        raise ValueError("environment=reward_functions needs rewards=[module:function], got rewards=[]")
+    if name == "reward_functions" and not config.rewards and config.algorithm.teacher is None:
+        raise ValueError("environment=reward_functions needs rewards=[module:function], or a teacher, got rewards=[]")
     if config.rewards and config.reward_weights and len(config.reward_weights) != len(config.rewards):
         raise ValueError(
             f"reward_weights must have one weight for each of {len(config.rewards)} rewards, "

@@ -31,6 +31,7 @@ class BuildSettings(Protocol):
     group_size: int
     sampling: Any
     timeouts: Any
+    algorithm: Any
 
 
 @dataclass

@@ -140,7 +140,7 @@ class Code(Environment):
         return reward
 
     def _num_told(self, problem: Problem) -> int | None:
-        """Count the tests that may be told: a third with several turns, else None, all."""
+        """Count the first tests used for feedback: a third, with several turns."""
         return len(problem.tests) // 3 if self.can_reply else None
 
     async def _report(self, problem: Problem, program: str) -> Report:

@@ -58,6 +58,7 @@ def _with_feedback(reward: Reward | Failure, completion: str) -> Reward | Failur
     if isinstance(reward, Failure) or reward.parts["correct"] == 1:
         return reward
     found = find_answer(completion, numeric=False, is_cut=isinstance(completion, CutText))
-    is_marked = found is not None and found.form != "none"
-    said = f"The answer was not accepted: {found.text.strip()[:MAX_ANSWER]}" if is_marked else "No answer was found."
+    said = "No answer was found."
+    if found is not None and found.form != "none":
+        said = f"The answer was not accepted: {found.text.strip()[:MAX_ANSWER]}"
     return replace(reward, extra={**reward.extra, "feedback": said})

@@ -271,7 +271,7 @@ def test_a_message_that_goes_back_is_short() -> None:
     assert said == "x" * MAX_MESSAGE + f"\n{CORRECT_IT}"
 
 
-def test_a_teacher_is_told_the_first_failure_and_of_a_test_kept_back_its_kind_alone() -> None:
+def test_a_teacher_is_told_a_failure_of_tests_kept_back_only_its_kind() -> None:
     results = (TestResult(True, "passed", ""), TestResult(False, "wrong", "f(3) gave 5" + "!" * 10_000))
     ran = Report(results, (), 0.0)
     assert reward_of(ran, 0.5).extra["feedback"] == ("f(3) gave 5" + "!" * 10_000)[:MAX_MESSAGE]

@@ -21,8 +21,12 @@ def build_reward_functions(
     rewards: Sequence[RewardEntry] | None = None,
     rows_in_memory: Rows | None = None,
 ) -> RewardFunctions:
-    """Build it from settings, or from a program's functions and rows."""
-    functions = reward_functions(run.rewards if rewards is None else rewards, run.reward_weights)
+    """Build it from settings, or from a program's functions and rows.
+
+    Without functions a teacher trains alone, and every answer has the reward 0.
+    """
+    given = run.rewards if rewards is None else rewards
+    functions = reward_functions(given or ([unjudged] if run.algorithm.teacher else []), run.reward_weights)
     data = run.data
     prompts = PromptFormat(data.prompt_column, data.answer_column, data.prefill)
     how_to_read = replace(row_settings(run.data, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
@@ -50,6 +54,11 @@ def build_judged(
     """Build rows and reward functions; without functions, something else rewards."""
     functions = rewards or (None if run.rewards else [no_reward])
     return build_reward_functions(settings, run, functions, rows_in_memory)
+
+
+def unjudged(completions: Sequence[Any], **columns: Any) -> list[float]:
+    """Return 0 for every answer, where a teacher trains alone."""
+    return [0.0] * len(completions)
 
 
 def no_reward(completions: Sequence[Any], **columns: Any) -> list[None]:
