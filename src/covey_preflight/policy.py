@@ -148,11 +148,12 @@ def _ways(model: ModelConfig, packing: str) -> str:
 def probe_trainer(subject: PreflightContext, algorithm: AlgorithmConfig | None = None) -> Trainer:
     """Build the run's trainer on the same weights, with an empty optimiser."""
     settings = replace(trainer_settings(subject.config), optimizer=OptimizerConfig(name="sgd"))
+    teacher = subject.run.trainer.forward.teacher if algorithm is None else None
     if algorithm is not None:
         objective = build_objective(algorithm, norm_length=subject.config.sampling.max_tokens)
         settings = replace(settings, objective=objective, algorithm=algorithm)
     timer = PhaseTimer(watchdog=subject.run.trainer.timer.watchdog)
-    return Trainer(subject.run.policy, settings, subject.run.trainer.reference, timer)
+    return Trainer(subject.run.policy, settings, subject.run.trainer.reference, timer, teacher)
 
 
 class _Enough(Exception):

@@ -87,10 +87,10 @@ def train(
     with its `tokenizer`. `rewards` are functions `(prompts, completions, **columns) -> list[float | None]` or names of
     ready-made ones. `data` are rows with a column "prompt", a path to them, or an environment, an object with `prompts`
     and `score`, which needs no rewards; nor do rows with a `teacher`. `tools` are functions with type hints and a
-    docstring, which the policy may call, or a class: each attempt has an object of it, whose public methods are tools. `reference`
-    is the model that a KL penalty compares with, where it is not the policy as it began: a name, a folder, or a model
-    in memory, of which a frozen copy is made; `teacher` is a model that judges each token the policy samples (`algorithm.teacher`), or
-    "self". Settings come by keyword (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`,
+    docstring, which the policy may call, or a class: each attempt has an object of it, whose public methods are tools.
+    `reference` is the model that a KL penalty compares with, where it is not the policy as it began: a name, a folder,
+    or a model in memory, of which a frozen copy is made; `teacher` is a model that judges each token the policy samples
+    (`algorithm.teacher`), or "self". Settings come by keyword (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`,
     `sampling={"max_tokens": 64}`), over those of `config` or of a `recipe`.
 
     The run lies in `folder`, a new one below outputs/ where none is named; `resume` is the folder of a run to go on

@@ -143,10 +143,7 @@ def with_lesson(prompt: Prompt, lesson: str) -> Prompt:
 
 
 def feedback_of(rollout: Rollout) -> str:
-    """Return the judge's note `feedback`, or the environment's last words.
-
-    Of a long text its first characters, at most MAX_FEEDBACK.
-    """
+    """Return the judge's note `feedback`, or the environment's last words, cut."""
     note = rollout.reward.extra.get("feedback")
     said = [text_of(message) for message in rollout.messages if message["role"] != "assistant"]
     text = str(note) if note is not None else said[-1] if said else ""

@@ -210,10 +210,7 @@ def code_limits(settings: CodeConfig) -> Limits:
 
 
 def reward_of(report: Report, partial_weight: float, num_told: int | None = None) -> Reward:
-    """Return 1 if all pass, else the weighted share of untold tests.
-
-    Where some are kept from the policy, the note `feedback` tells only the kind of their failure.
-    """
+    """Return 1 if all pass, else the weighted share of untold tests."""
     solved = all(result.passed for result in report.results)
     share = replace(report, results=report.results[num_told:]).fraction
     value = 1.0 if solved else partial_weight * share
