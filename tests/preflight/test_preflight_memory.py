@@ -100,6 +100,12 @@ def test_the_line_through_small_passes_meets_the_large_one(build: Build) -> None
     assert needed(scaled) == pytest.approx(needed(measured), rel=0.03)
 
 
+@pytest.mark.parametrize("term", ["advantage", "divergence"])
+def test_memory_is_measured_with_the_teacher(term: str, build: Build) -> None:
+    algorithm = {"algorithm__teacher": "self", "algorithm__teacher_shows": ["gold"], "algorithm__teacher_term": term}
+    assert check_memory(build(**algorithm)).passed
+
+
 def test_a_prompt_longer_than_small_micro_batches_does_not_make_them_one(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
