@@ -23,22 +23,22 @@ pytestmark = pytest.mark.doors
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = Path(os.environ.get("COVEY_TINKER") or ROOT / ".venv-tinker/bin/python")
 NAME = "Qwen/Qwen3-8B"
+ONCE = ["eval_every=0", "save_every=0", "behavior_if_log_dir_exists=delete"]
+GSM8K = {
+    "": "tinker_cookbook.recipes.math_rl.math_env:Gsm8kDatasetBuilder",
+    **{".batch_size": 3, ".group_size": 4, ".renderer_name": "qwen3", ".model_name_for_tokenizer": NAME},
+}
+"""The rows of `rl_basic`, whose command line takes them whole or not at all."""
 SMALL = {
-    "rl_loop": [
-        "batch_size=2",
-        "group_size=2",
-        "max_tokens=8",
-        "max_steps=2",
-        "loss_fn=importance_sampling",
-        "save_every=1",
-    ],
-    "sl_loop": ["batch_size=4", "max_length=128", "save_every=1"],
-    "rl_basic": ["max_tokens=4", "max_steps=1", "eval_every=0", "save_every=0", "behavior_if_log_dir_exists=delete"],
+    "rl_loop": ["batch_size=3", "group_size=4", "max_tokens=8", "loss_fn=importance_sampling", "save_every=1"],
+    "sl_loop": ["batch_size=3", "max_length=128", "save_every=1"],
+    "rl_basic": ["max_tokens=8", *ONCE, *(f"dataset_builder{name}={value}" for name, value in GSM8K.items())],
     "math_rl.train": [
         *("env=arithmetic", "group_size=4", "groups_per_batch=4", "max_tokens=5", "learning_rate=1e-3", "max_steps=3"),
-        *("eval_every=0", "save_every=0", "behavior_if_log_dir_exists=delete", "loss_fn=importance_sampling"),
+        *(*ONCE, "loss_fn=importance_sampling"),
     ],
 }
+STEPS = 3
 
 
 class Served:
@@ -77,10 +77,13 @@ def workplace(root: Path) -> Path:
     names.mkdir(parents=True)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(model_folder("smollm2-135m") / file, names / file)
-    rows = [{"question": f"What is {n} plus 1?", "answer": f"#### {n + 1}"} for n in range(140)]
+    # A model this small answers in a box only after others did
+    turn = "<|im_end|>\n<|im_start|>assistant\n\\boxed{3}<|im_end|>\n<|im_start|>user\n"
+    asked = [f"What is 1 plus 2?{turn}What is 2 plus 1?{turn}What is {n} plus {3 - n}?" for n in range(9)]
+    rows = [{"question": one, "answer": "#### 3"} for one in asked]
     talk = [
         {"messages": [{"role": "user", "content": one["question"]}, {"role": "assistant", "content": one["answer"]}]}
-        for one in rows[:8]
+        for one in rows
     ]
     for name, config, content in (("openai/gsm8k", "main", rows), ("HuggingFaceH4/no_robots", "default", talk)):
         folder = root / name
@@ -136,34 +139,23 @@ def finish(recipe: "subprocess.Popen[str]", log: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["rl_loop", "sl_loop"])
-def test_a_loop_of_the_cookbook_runs_to_its_end(served: Served, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", SMALL)
+def test_a_recipe_gives_the_same_numbers_on_a_fresh_server_and_through_a_kill(
+    served: Served, tmp_path: Path, name: str
+) -> None:
     home = workplace(tmp_path / "home")
-    rows = finish(begin_recipe(served, home, name, tmp_path / "log"), tmp_path / "log")
-    assert len(rows) == 2
-    assert (tmp_path / "log" / "checkpoints.jsonl").read_text().count("state_path") >= 2
-
-
-@pytest.mark.timeout(1200)
-def test_rl_basic_samples_its_two_thousand_rollouts(served: Served, tmp_path: Path) -> None:
-    home = workplace(tmp_path / "home")
-    recipe = begin_recipe(served, home, "rl_basic", tmp_path / "log")
-    _, said = recipe.communicate(timeout=1100)
-    assert recipe.returncode == 0, said[-2000:]
-    assert len(rows_of(tmp_path / "log")) == 1
-
-
-@pytest.mark.timeout(900)
-def test_arithmetic_gives_the_same_numbers_again_and_with_a_kill_in_the_middle(served: Served, tmp_path: Path) -> None:
-    home = workplace(tmp_path / "home")
-    whole = finish(begin_recipe(served, home, "math_rl.train", tmp_path / "a"), tmp_path / "a")
-    assert any(row["optim/kl_sample_train_v2"] > 0 for row in whole)
+    whole = finish(begin_recipe(served, home, name, tmp_path / "a"), tmp_path / "a")
+    assert len(whole) == STEPS
+    assert len({json.dumps(row, sort_keys=True) for row in whole}) == STEPS
+    served.kill()
+    served.root = tmp_path / "fresh"
+    served.start()
     log = tmp_path / "b"
-    recipe = begin_recipe(served, home, "math_rl.train", log)
+    recipe = begin_recipe(served, home, name, log)
     while not (log / "metrics.jsonl").is_file() or not rows_of(log):
         assert recipe.poll() is None
-        time.sleep(0.2)
-    time.sleep(1.0)
+        time.sleep(0.05)
     served.kill()
+    assert len(rows_of(log)) < STEPS
     served.start()
     assert finish(recipe, log) == whole

@@ -49,18 +49,35 @@ def test_requests_without_a_seed_differ_and_repeat_in_the_next_session(tmp_path:
     assert len({str(each) for each in first}) > 1
 
 
-def test_single_requests_at_once_get_what_one_request_for_all_would_get(tmp_path: Path) -> None:
+def test_samples_follow_from_the_numbers_of_requests_and_not_from_their_arrival(tmp_path: Path) -> None:
     async def act(client: Client) -> tuple[Any, Any]:
         alone = await base_sampler(client)
-        single = await asyncio.gather(*[client.sample(alone, seq, PROMPT) for seq in range(6)])
+        found = await asyncio.gather(*[client.sample(alone, seq, PROMPT) for seq in (3, 0, 5, 1, 4, 2)])
         calls = client.service.compute.samplers._slots.popitem()[1].engine.take_stats()
         assert calls.prompt_tokens == 4  # their prompt is encoded once
+        at_once = dict(zip((3, 0, 5, 1, 4, 2), map(tokens, found), strict=True))
         await client.begin()
-        together = await client.sample(await base_sampler(client), 0, PROMPT, num_samples=6)
-        return [tokens(each)[0] for each in single], tokens(together)
+        sampler = await base_sampler(client)
+        return at_once, {seq: tokens(await client.sample(sampler, seq, PROMPT)) for seq in range(6)}
 
-    single, together = run(tmp_path, act)
-    assert single == together
+    at_once, in_turn = run(tmp_path, act)
+    assert at_once == in_turn
+    assert len({str(each) for each in in_turn.values()}) > 3
+
+
+def test_copies_of_a_sampler_draw_their_own_samples_again_in_the_next_session(tmp_path: Path) -> None:
+    async def act(client: Client) -> list[Any]:
+        found = []
+        for copy in (7, 123456):
+            await client.begin()
+            sampler = await base_sampler(client)
+            numbers = (copy * 10**9, 0, copy * 10**9 + 1)
+            found.append([tokens(await client.sample(sampler, seq, PROMPT, max_tokens=8)) for seq in numbers])
+        return found
+
+    first, second = run(tmp_path, act)
+    assert first == second
+    assert len({str(each) for each in first}) == 3
 
 
 def test_a_seed_decides_the_samples_and_their_index_tells_them_apart(tmp_path: Path) -> None:

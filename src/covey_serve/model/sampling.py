@@ -147,7 +147,7 @@ def _merge(draws: Sequence[Draw]) -> list[Merged]:
     """Join requests that continue one another's sample indices: prompt, count, sampling, places."""
     merged: list[Merged] = []
     open_at: dict[tuple[tuple[int, ...], Sampling], int] = {}
-    for place, draw in enumerate(draws):
+    for place, draw in sorted(enumerate(draws), key=lambda found: found[1].first):
         request = draw.request
         sampling = replace(request.sampling, seed=draw.seed, first_sample=draw.first, stop_ids=request.stop_ids)
         found = open_at.pop((request.prompt_ids, sampling), None)

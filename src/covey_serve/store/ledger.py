@@ -57,8 +57,8 @@ class ServedSampler:
     header: Header
     place: RecordPlace
     shape: ModelShape
-    counts: dict[str, int] = field(default_factory=dict)
-    """Samples drawn so far without a seed, by the key of prompt and settings."""
+    copies: dict[str, int] = field(default_factory=lambda: {"0": 0})
+    """Ranks of the client's copies of the sampler, by what their numbers begin with."""
     pending: dict[str, None] = field(default_factory=dict)
     """Promises without a result, in order of arrival."""
     used: float = field(default_factory=time.time)
@@ -143,7 +143,7 @@ class Ledger:
             model.header |= {"done": model.done, "snapshot": model.snapshot}
             yield model.header, model.place, _setter(model, "place")
         for sampler in self.samplers.values():
-            sampler.header = {**sampler.header, "kind": "sampler", "counts": sampler.counts}
+            sampler.header = {**sampler.header, "kind": "sampler", "copies": sampler.copies}
             yield sampler.header, sampler.place, _setter(sampler, "place")
         needed = {name for model in self.models.values() for name in model.requests.values()}
         for promise in self.promises.values():
@@ -176,8 +176,8 @@ def _model(ledger: Ledger, header: Header, place: RecordPlace) -> None:
 
 
 def _sampler(ledger: Ledger, header: Header, place: RecordPlace) -> None:
-    shape, counts = ModelShape(**header["shape"]), header.get("counts", {})
-    ledger.samplers[header["id"]] = ServedSampler(header, place, shape, dict(counts))
+    shape, copies = ModelShape(**header["shape"]), header.get("copies", {"0": 0})
+    ledger.samplers[header["id"]] = ServedSampler(header, place, shape, dict(copies))
 
 
 def _request(ledger: Ledger, header: Header, place: RecordPlace) -> None:
@@ -187,8 +187,8 @@ def _request(ledger: Ledger, header: Header, place: RecordPlace) -> None:
     else:
         sampler = ledger.samplers[header["owner"]]
         sampler.pending[promise.id] = None
-        if "key" in header:
-            sampler.counts[header["key"]] = max(sampler.counts.get(header["key"], 0), header["first"] + header["n"])
+        if "copy" in header:
+            sampler.copies[header["copy"]] = header["rank"]
     ledger.waiting += 1
     ledger.waiting_bytes += promise.size
 

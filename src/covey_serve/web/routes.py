@@ -34,6 +34,8 @@ ADAM = {
 }
 MAX_LORA_RANK = 512
 MAX_SEQ = 2**31 - 1
+COPY_STRIDE = 10**9
+"""A pickled copy of a sampler numbers its requests from a random multiple of this."""
 
 
 async def answer(service: Service, call: HttpCall) -> HttpAnswer:
@@ -251,11 +253,14 @@ async def asample(context: Context) -> HttpAnswer:
     seq = number(body, "seq_id", 0, 2**63 - 1)
     count = number(body, "num_samples", 1, service.limits.samples, 1)
     field(body, "sampling_params", dict, None)
-    # Which samples a request without a seed gets follows from what it asks, and how often that was asked before
-    read = [sampler.id.partition(":")[2], body.get("prompt"), body.get("sampling_params")]
+    # Which samples a request without a seed gets follows from what it asks and its number, never from when it arrives
+    copy, index = divmod(seq, COPY_STRIDE)
+    rank = sampler.copies.get(str(copy), len(sampler.copies))
+    asked = [body.get("prompt"), body.get("sampling_params"), None if count == 1 else index]
+    read = [sampler.id.partition(":")[2], rank, asked]
     digest = hashlib.sha256(json.dumps(read, sort_keys=True).encode()).digest()
-    key, seed = digest[:12].hex(), int.from_bytes(digest[12:20], "big") >> 1
-    place = {"key": key, "first": sampler.counts.get(key, 0), "seed": seed, "n": count}
+    first, seed = index if count == 1 else 0, int.from_bytes(digest[:8], "big") >> 1
+    place = {"copy": str(copy), "rank": rank, "first": first, "seed": seed, "n": count}
     promise = service.promise(sampler, {"op": "asample", "seq": seq, **place}, context.call.body)
     ids = [f"{promise.id}:{index}" for index in range(count)]
     return HttpAnswer.of({"request_id": promise.id, "sample_sequence_ids": ids})
