@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from covey.config.auto_adjust import add_correction
 from covey.environments.base import Environment
 from covey.loop import train
+from covey.run.records.record import RunRecorder
 from covey.types import Prompt, RunStopped
+from covey_report.runs.replay import replay
 
 from ..support.fake_ray import fake_ray
-from ..support.small import equal, saved_policy, small_config, use
+from ..support.small import equal, rows, saved_policy, scripted, small_config, use
 from .kills import Call, killed_run, prepare_slow, reference, seconds_lost
 from .runs import fingerprint
 from .test_source_ray import FEATURES, apart, logged, of_ray, settings
@@ -102,3 +105,33 @@ def test_a_run_of_any_kind_that_ends_amid_sampling_keeps_its_groups(
         assert apart(logged(tmp_path / "whole", name), logged(tmp_path / "ended", name)) == [], name
     if source == "local":
         assert equal(saved_policy(tmp_path / "whole"), saved_policy(tmp_path / "ended"))
+
+
+@pytest.mark.long
+def test_a_stale_run_that_ends_three_times_makes_its_steps_again_and_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey.engine.native.engine.TURN_SECONDS", 0.0)  # weights change within completions
+    config, _ = add_correction(small_config(**of_ray(max_staleness=2, num_steps=8)))
+    whole = counted(scripted, None, monkeypatch)
+    with fake_ray():
+        train(config, tmp_path / "whole")
+    run, calls, done = tmp_path / "ended", 0, list[dict[str, Any]]()
+    for last in (whole.calls // 2, whole.calls // 4, None):
+        verdict = counted(scripted, last, monkeypatch)
+        resumed = replace(config, resume=str(run) if calls else None)
+        with fake_ray():
+            if last is None:
+                train(resumed, run)
+            else:
+                with pytest.raises(RunStopped, match="the machine is gone"):
+                    train(resumed, run)
+        calls += verdict.calls
+        schedule = rows(run / "schedule.jsonl")
+        assert schedule[: len(done)] == done, "groups, versions and weights of steps that were finished"
+        done = schedule
+    assert len(done) == 8
+    assert calls <= whole.calls + 2 * 15
+    (tmp_path / "again").mkdir()
+    with RunRecorder(config, tmp_path / "again") as record:
+        assert replay(config, run, record, lambda text: None) == done[-1]["weights"]

@@ -4,13 +4,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ...guarantees.runs import finish, finish_well, kill, num_trained, prepare, start, wait_until
+from ...guarantees.runs import finish, finish_well, kill, num_trained, prepare, resume, start, wait_until
 from ...support.forked import Forked
 from ...support.processes import are_gone, descendants
-from .test_runs_on_ray import ON_RAY, ROWS, Process, samplers, train_rows
+from .test_runs_on_ray import ON_RAY, ROWS, SLOWLY, Process, samplers, train_rows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -53,6 +54,27 @@ def test_ranks_on_ray_that_lost_a_sampler_replay_to_the_same_weights(strategy: s
     family = descendants(process.pid)
     kill(process)
     assert are_gone(family, seconds=10)
+
+
+def test_a_stale_run_on_ray_that_is_killed_reads_its_groups_back_and_replays(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    run, words = tmp_path / "run", ("num_steps=20", "output.save_every=0", "hydra.run.dir=run")
+    process = start(tmp_path, *ROWS[:-2], *ON_RAY, *words, environment=SLOWLY)
+    assert wait_until(lambda: num_trained(run) >= 8, process)
+    kill(process)
+    before = whole_rows(run / "schedule.jsonl")
+    assert len(before) >= 7
+    assert not list(run.glob("checkpoints/step-*")), "only the journal has what was sampled"
+    said = finish_well(resume(tmp_path, "run", environment=SLOWLY))
+    assert "they are not sampled again; " in said
+    schedule = whole_rows(run / "schedule.jsonl")
+    assert len(schedule) == 20
+    assert schedule[: len(before)] == before, "groups, versions and weights of steps that were finished"
+    assert finish_well(replaying(tmp_path, "run")).split()[-1] == schedule[-1]["weights"]
+
+
+def whole_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def ranks_of(process: Process) -> list[int]:

@@ -76,6 +76,20 @@ def test_a_full_checkpoint_disk_stops_the_run_and_it_resumes_with_room(reference
 
 
 @mounted
+def test_a_full_journal_disk_stops_the_run_and_its_answers_are_read_with_room(reference: Path) -> None:
+    run = reference / "full-journal"
+    with small_disk(run / "journal", 64) as make_room:
+        status, output = finish(new_run(reference, run.name, "output.save_every=0"))
+        assert status == 2
+        assert f"cannot write {run}/journal/step-" in line_of(output)
+        assert NO_SPACE in line_of(output)
+        make_room()
+        output = finish_well(resume(reference, run.name))
+        assert " groups whole: they are not sampled again; " in output
+        assert fingerprint(run) == fingerprint(reference / "whole")
+
+
+@mounted
 @pytest.mark.slow
 def test_a_run_told_to_continue_over_a_full_disk_names_missing_checkpoints(
     reference: Path, checkpoint_size: int
