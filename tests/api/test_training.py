@@ -375,6 +375,19 @@ def test_a_requested_stop_survives_a_kill(
     assert [row["step"] for row in result.rows] == [1, 2]
 
 
+@pytest.mark.long
+def test_a_killed_run_with_a_moving_teacher_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    taught = {"teacher": "self", "algorithm": {"teacher_shows": ["gold"], "gold_column": "letter",
+              "teacher_weights": "ema", "teacher_rate": 0.5}}  # fmt: skip
+    given = NANO | taught | {"num_steps": 4, "evaluation": {"num_prompts": 2, "every": 2}, "output__save_every": 1}
+    whole = covey.train("nano", data=ROWS, folder=tmp_path / "whole", **given)
+    with pytest.raises(RuntimeError, match="killed"):
+        covey.train("nano", data=ROWS, folder=tmp_path / "run", callbacks=Killed(), **given)
+    ended = covey.train(data=ROWS, resume=tmp_path / "run", teacher="self")
+    assert [row["teacher/kl"] for row in ended.rows] == [row["teacher/kl"] for row in whole.rows]
+    assert equal(weights_of(ended.model), weights_of(whole.model))
+
+
 # ------------------------------------------------------------------------------------------------ the result
 
 

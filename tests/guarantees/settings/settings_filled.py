@@ -34,6 +34,7 @@ VALUES = {
     "model.nano_architecture": "bert",
     "model.lora_targets": ["Wqkv"],
     "algorithm.reference_model": "filler",
+    "algorithm.teacher": "filler",
 }
 """Of settings whose other value is one of policies that continue."""
 MODELS = {"some/one": "some/filler"}
