@@ -17,6 +17,7 @@ from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.loop import drop_stale, run_train, train
 from covey.rollouts.sampler import Sampler
+from covey.rollouts.saved.journal import RolloutJournal
 from covey.rollouts.source import Dropped, LocalSource, Meanwhile
 from covey.rollouts.stream import PromptSampler
 from covey.run import build
@@ -129,6 +130,9 @@ class Late:
     def report_to(self, file: Path) -> None:
         return
 
+    def keep_in(self, journal: RolloutJournal) -> None:
+        return
+
     def take_schedule(self) -> Mapping[str, Any]:
         return {}
 
@@ -152,15 +156,36 @@ class Late:
 
 
 def late_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, late: Callable[[LocalSource], Late], bound: int, kind: str = "causal"
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    late: Callable[[LocalSource], Late],
+    bound: int,
+    kind: str = "causal",
+    **more: Any,
 ) -> list[dict[str, Any]]:
     """The training rows of a run whose groups come late."""
     use(monkeypatch, scripted_for(kind))
     honest = build.build_source
     monkeypatch.setattr(build, "build_source", lambda *parts: late(honest(*parts)))
-    chosen = {"num_steps": 5, "optimizer__lr": 5e-2, "preflight__enabled": False, **POLICIES[kind]}
+    chosen = {"num_steps": 5, "optimizer__lr": 5e-2, "preflight__enabled": False, **POLICIES[kind], **more}
     run_train(settings(max_staleness=bound, **chosen), folder)  # whose rules know no source that is late
     return rows(folder / "metrics.jsonl", "train")
+
+
+def test_a_teacher_judges_late_groups_against_the_weights_they_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for base in ("current", "behaviour"):
+        with monkeypatch.context() as patched:
+            taught = {"algorithm__teacher": "self", "algorithm__teacher_options": {"base": base}}
+            late = partial(Late, delay=1)
+            found[base] = late_run(tmp_path / base, patched, late, 1, **taught, algorithm__loss="reinforce")
+    assert [row["staleness_max"] for row in found["current"]] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    # Both policies begin as the teacher; after an update the trained one has left it, not yet the one that sampled
+    assert abs(found["current"][0]["teacher/kl"]) < 1e-6
+    assert abs(found["behaviour"][1]["teacher/kl"]) < 1e-6
+    assert abs(found["current"][1]["teacher/kl"]) > 1e-4
 
 
 @pytest.mark.parametrize(
