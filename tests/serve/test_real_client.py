@@ -23,7 +23,7 @@ pytestmark = pytest.mark.doors
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = Path(os.environ.get("COVEY_TINKER") or ROOT / ".venv-tinker/bin/python")
 NAME = "Qwen/Qwen3-8B"
-ONCE = ["eval_every=0", "save_every=0", "behavior_if_log_dir_exists=delete"]
+ONCE = ["eval_every=0", "save_every=0"]
 GSM8K = {
     "": "tinker_cookbook.recipes.math_rl.math_env:Gsm8kDatasetBuilder",
     **{".batch_size": 3, ".group_size": 4, ".renderer_name": "qwen3", ".model_name_for_tokenizer": NAME},
