@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
@@ -386,6 +387,19 @@ def test_a_killed_run_with_a_moving_teacher_resumes_to_the_same_weights(tmp_path
     ended = covey.train(data=ROWS, resume=tmp_path / "run", teacher="self")
     assert [row["teacher/kl"] for row in ended.rows] == [row["teacher/kl"] for row in whole.rows]
     assert equal(weights_of(ended.model), weights_of(whole.model))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["native", "transformers"])
+def test_a_folder_of_adapters_teaches_its_own_base(engine: str, tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    model_in_memory().save_pretrained(base)
+    TOKENIZER.save_pretrained(base)
+    adapters = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), adapters).save_pretrained(adapter)
+    given = SMALL | {"engine__name": engine, "lora_rank": 2}
+    found = covey.train(base, data=ROWS, folder=tmp_path / "run", teacher=adapter, **given)
+    assert all(abs(float(row["teacher/kl"] or 0.0)) > 1e-4 for row in found.rows)
 
 
 # ------------------------------------------------------------------------------------------------ the result
