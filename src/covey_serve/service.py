@@ -69,7 +69,8 @@ class Service:
             call.headers.get("x-api-key", "").encode("utf-8", "replace"), self._key
         ):
             raise RequestRefused(
-                401, "the key is not this server's: set TINKER_API_KEY to the one that `covey serve` printed"
+                401,
+                "the key (header X-API-Key) is not this server's: set TINKER_API_KEY to what it printed",
             )
 
     def commit(self, header: Header, body: bytes = b"") -> None:

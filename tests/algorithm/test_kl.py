@@ -225,3 +225,8 @@ def test_a_steered_coefficient_stays_within_both_bounds() -> None:
     state = KLController(coef=0.1, rule="doubling", target=0.1, coef_min=0.08, coef_max=0.15)
     assert update_kl_controller(state, kl=0.001, num_completions=8).coef == 0.08
     assert update_kl_controller(state, kl=9.0, num_completions=8).coef == 0.15
+
+
+def test_a_corrected_gap_is_not_called_untrained(caplog: pytest.LogCaptureFixture) -> None:
+    MismatchWatch(None, is_stale=False, is_corrected=True).look(0.2)
+    assert "algorithm.correction weighs each token by it" in caplog.text

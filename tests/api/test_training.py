@@ -376,6 +376,12 @@ def test_a_requested_stop_survives_a_kill(
     assert [row["step"] for row in result.rows] == [1, 2]
 
 
+@pytest.mark.parametrize("asked", [{"teacher": "self", "teacher_shows": ["gold"]}, {"sft_coef": 0.1}])
+def test_right_answers_that_nobody_knows_are_refused(asked: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"set algorithm\.gold_column to their column"):
+        covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", algorithm=asked, num_steps=1)
+
+
 @pytest.mark.long
 def test_a_killed_run_with_a_moving_teacher_resumes_to_the_same_weights(tmp_path: Path) -> None:
     taught = {"teacher": "self", "algorithm": {"teacher_shows": ["gold"], "gold_column": "letter",

@@ -95,8 +95,12 @@ def luminance(colour: str) -> float:
     return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-WITHOUT_FIGURES = {*(ROOT / "docs" / "reference").glob("*.md"), ROOT / "docs" / "develop" / "releases.md"}
-"""Lists of names and rules, where a figure would show nothing."""
+WITHOUT_FIGURES = {
+    *(ROOT / "docs" / "reference").glob("*.md"),
+    ROOT / "docs" / "develop" / "releases.md",
+    *(ROOT / "docs" / name for name in ("trust/branch.md", "trust/verify.md", "use/serve.md")),
+}
+"""Lists of names and rules, and pages of commands, where a figure would show nothing."""
 
 
 def test_every_page_of_the_documentation_shows_a_figure_and_no_figure_is_left_over() -> None:

@@ -122,6 +122,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     assert sorted(path.name for path in Path("run").iterdir()) == [
         *("checkpoints", "config.yaml", "covey.log", "evaluations.jsonl", "metrics.jsonl", "preflight.json"),
         *(
+            "proof.jsonl",
             "report.html",
             "rollouts.jsonl",
             "run.lock",

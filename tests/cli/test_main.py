@@ -29,7 +29,7 @@ LOADING = "loading nano for environment=arithmetic\n"
 """What is said before anything heavy is imported."""
 VERBS = {
     *("train", "cold-start", "judge", "evaluate", "audit", "check", "show", "rollouts", "report", "export"),
-    *("doctor", "watch", "status", "replay", "serve", "config", "translate", "plan", "machines"),
+    *("doctor", "watch", "status", "replay", "serve", "branch", "verify", "config", "translate", "plan", "machines"),
 }
 
 
@@ -77,7 +77,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 ALL_VERBS = (
     "verbs: train, cold-start, judge, evaluate, audit, check, show, rollouts, report, export, doctor, "
-    "watch, status, replay, serve, config, translate, plan, machines"
+    "watch, status, replay, serve, branch, verify, config, translate, plan, machines"
 )
 
 

@@ -93,7 +93,10 @@ PARTS = [
     "generators",
     "source",
     "credit",
-    *(f"trainer/{name}" for name in ("optimizer", "scaler", "kl_coef", "entropy", "reference", "nonfinite_in_a_row")),
+    *(
+        f"trainer/{name}"
+        for name in ("optimizer", "scaler", "kl_coef", "entropy", "reference", "teacher", "nonfinite_in_a_row")
+    ),
 ]
 
 

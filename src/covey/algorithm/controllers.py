@@ -12,6 +12,7 @@ LOGGER = logging.getLogger(__name__)
 ALARM = 0.1
 """Mean gap of sampler and trainer, in nats, that is no rounding in any precision."""
 NOT_TRAINED = "what is sampled is not what is trained (covey check finds where they come apart)"
+CORRECTED = "algorithm.correction weighs each token by it"
 MOVED_ON = (
     "the policy changes much from version to version, or what is sampled is not what is trained (covey check tells)"
 )
@@ -147,12 +148,14 @@ class MismatchWatch:
     """Nats above which the run stops."""
     is_stale: bool
     """Whether tokens may be of older versions than the one that is trained."""
+    is_corrected: bool = False
+    """Whether `algorithm.correction` weighs the tokens by the gap."""
     _is_alarmed: bool = False
 
     def look(self, found: float) -> None:
         """Warn once of a gap between sampler and trainer; stop beyond `limit`."""
         said = f"log-probs of sampler and trainer differ by {found:.3g} nats per token"
-        why = MOVED_ON if self.is_stale else NOT_TRAINED
+        why = MOVED_ON if self.is_stale else CORRECTED if self.is_corrected else NOT_TRAINED
         if self.limit is not None and found > self.limit:
             raise RunStopped(f"{said}, algorithm.max_mismatch={self.limit:g}: {why}")
         if found > ALARM and not self._is_alarmed:

@@ -174,7 +174,7 @@ def _wire(
     prompts = usable_prompts(sampler, "train", policy.max_length, config.sampling, config.data.bad_rows)
     check_rendering(config.model, policy, prompts)
     config = with_steps(config, len(prompts))
-    settings = with_lessons(trainer_settings(config), config, sampler, policy, teacher)
+    settings = with_lessons(trainer_settings(config), config, sampler, policy, teacher, prompts)
     trainer = Trainer(policy, settings, reference, timer, teacher)
     local = build_source(config, sampler, prompts)
     if judged is not None:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from torch import nn
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.algorithm.teacher.settings import SELF
+from covey.algorithm.teacher.settings import SELF, asks_for_gold
 from covey.cluster.teacher_server import TeacherServer, is_address
 from covey.config.schema import Config
 from covey.policy.logprobs import ReferenceElsewhere
@@ -19,9 +19,11 @@ from covey.rollouts.demonstrations import demonstration_group
 from covey.rollouts.lessons import GoldAnswers, Lessons
 from covey.rollouts.sampler import Sampler
 from covey.trainer.optimizer import TrainerSettings
-from covey.types import Group, Rollout
+from covey.types import Group, Prompt, Rollout
 
 SETTING = "algorithm.teacher"
+LOOKED_AT = 16
+"""Prompts that are asked for right answers before the first step."""
 
 
 def build_teacher(
@@ -99,12 +101,27 @@ def _other_model(
 
 
 def with_lessons(
-    settings: TrainerSettings, config: Config, sampler: Sampler, policy: Policy, teacher: Teacher | None
+    settings: TrainerSettings,
+    config: Config,
+    sampler: Sampler,
+    policy: Policy,
+    teacher: Teacher | None,
+    prompts: Sequence[Prompt],
 ) -> TrainerSettings:
-    """Return the trainer's settings with the teacher's reading and given answers."""
-    gold = GoldAnswers(sampler.environment, config.algorithm.gold_column)
-    teach = None if teacher is None else _lessons(config.algorithm, sampler, policy, teacher, gold)
-    answers = None if config.algorithm.sft_coef == 0 else given_answers(config, sampler, policy, gold)
+    """Return the trainer's settings with the teacher's reading and given answers.
+
+    ValueError where right answers are asked for and none is known.
+    """
+    algorithm = config.algorithm
+    gold = GoldAnswers(sampler.environment, algorithm.gold_column)
+    is_asked = asks_for_gold(algorithm.teacher_shows, algorithm.sft_coef, algorithm.sft_answers)
+    if is_asked and all(gold.of(prompt) is None for prompt in prompts[:LOOKED_AT]):
+        raise ValueError(
+            "algorithm.teacher_shows=[gold] and algorithm.sft_coef need right answers, which the environment does not "
+            "know: set algorithm.gold_column to their column"
+        )
+    teach = None if teacher is None else _lessons(algorithm, sampler, policy, teacher, gold)
+    answers = None if algorithm.sft_coef == 0 else given_answers(config, sampler, policy, gold)
     return replace(settings, teach=teach, answers=answers)
 
 

@@ -86,7 +86,9 @@ class Trainer:
         # Its scale is made at the first use, which a rank without rows would not come to.
         self._scaler.scale(torch.zeros((), device=policy.device))
         self._nonfinite_in_a_row = 0
-        self._mismatch = MismatchWatch(settings.algorithm.max_mismatch, is_stale=settings.max_staleness > 0)
+        self._mismatch = MismatchWatch(
+            settings.algorithm.max_mismatch, settings.max_staleness > 0, settings.algorithm.correction != "none"
+        )
         self.ahead = StreamedWork()
         """Streamed work of the coming step."""
 

@@ -8,11 +8,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from covey.config import compose as settings
 from covey.config.schema import Config
@@ -25,10 +24,9 @@ from covey.run.checkpoints.saved_settings import is_named, parse_words, settings
 from covey.run.folder import CHANGES, CONFIG, ROWS, begin_log, changes_of
 from covey.run.given import RunObjects
 from covey.run.records.callbacks import Callback, StopTraining
-from covey.system.disk import read_regular
 from covey.system.jsonl import write_json
+from covey_report.branch.paired import FACTS
 
-FACTS = "branch.json"
 PARENT = "parent"
 """Name of the child with the parent's own settings."""
 UNPAIRED = {
@@ -152,21 +150,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
         return
     shutil.copyfile(source, target)
-
-
-def facts_of(folder: Path) -> dict[str, Any]:
-    """Return the facts of a child's branch, empty for other runs."""
-    try:
-        found = json.loads(read_regular(folder / FACTS, 1 << 20))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) and type(found.get("at")) is int else {}
-
-
-def groups_after(rows: Sequence[dict[str, Any]], at: int) -> Iterator[tuple[tuple[int, str], float]]:
-    """Yield mean rewards of groups that other weights sampled."""
-    for row in rows:  # those of the first step after a branch are of the weights that all have
-        for group in row.get("groups", ()) if row["step"] > at + 1 else ():
-            rewards = [float(reward) for reward in group["rewards"]]
-            if rewards:
-                yield (row["step"], str(group["prompt_id"])), sum(rewards) / len(rewards)

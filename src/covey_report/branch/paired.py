@@ -1,16 +1,20 @@
 """Paired differences of runs that share their random numbers."""
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev, variance
+from typing import Any
 
 from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, student
+from covey.system.disk import read_regular
 from covey.system.text.format import number_of
-from covey_report.branch.make import facts_of, groups_after
 from covey_report.logs.read import RunFiles
 
 CONFIDENCE = 0.95
+FACTS = "branch.json"
 Key = tuple[int, str]
 
 
@@ -23,6 +27,24 @@ class PairedGap:
     """Half width of the interval that unpaired prompts would give."""
     number: int
     steps: tuple[int, int]
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """Return the facts of a child's branch, empty for other runs."""
+    try:
+        found = json.loads(read_regular(folder / FACTS, 1 << 20))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and type(found.get("at")) is int else {}
+
+
+def groups_after(rows: Sequence[dict[str, Any]], at: int) -> Iterator[tuple[tuple[int, str], float]]:
+    """Yield mean rewards of groups that other weights sampled."""
+    for row in rows:  # those of the first step after a branch are of the weights that all have
+        for group in row.get("groups", ()) if row["step"] > at + 1 else ():
+            rewards = [float(reward) for reward in group["rewards"]]
+            if rewards:
+                yield (row["step"], str(group["prompt_id"])), sum(rewards) / len(rewards)
 
 
 def pair(base: RunFiles, other: RunFiles) -> PairedGap | None:

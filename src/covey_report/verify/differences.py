@@ -20,7 +20,7 @@ OF_THE_CLOCK = (
     "second",
     "streamed",
     "micro_batches",
-    "restarts",
+    "engine/",
     "environment/",
     "trainer_waited",
     "samplers_waited",

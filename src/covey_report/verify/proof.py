@@ -180,7 +180,9 @@ def tensor_check(tensor: Tensor) -> bytes:
     flat = own.flatten()
     if flat.device.type != "cpu":
         flat = flat[:: max(1, flat.numel() // MOST_OF_TENSOR)].cpu()
-    return check_of(flat.contiguous().view(torch.uint8).numpy().data) if flat.numel() else bytes(CHECK)
+    # An array keeps its storage from being freed, which FSDP does after each gathering
+    plain = flat.clone() if collectives.is_distributed() else flat.contiguous()
+    return check_of(plain.view(torch.uint8).numpy().data) if flat.numel() else bytes(CHECK)
 
 
 def saved_checks(checkpoint: Path) -> Iterator[tuple[str, bytes]]:

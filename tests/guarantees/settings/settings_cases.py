@@ -111,6 +111,7 @@ LORA = {"model.lora_rank": 2}
 ON_RAY = {"source": "ray"}
 JUDGED = infill.INFILL | ON_RAY
 PREFLIGHT = {"preflight.enabled": True}
+COMPILED: dict[str, Any] = {"model.kernels": "compiled"}
 SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
 
 CASES: dict[str, Case | Refused] = {
@@ -307,6 +308,8 @@ CASES: dict[str, Case | Refused] = {
     "engine.name": Case(see.rollouts, "fake"),
     "engine.cache_bytes": Case(see.rows_at_once, 4000, keeps=see.rollouts),
     "engine.max_rows": Case(see.rows_at_once, 3, keeps=see.rollouts),
+    "engine.speculation": Case(see.drafts, "on", keeps=see.rollouts),
+    "engine.weights": Case(see.sampled_logprobs, "int8", COMPILED),
     "engine.url": Refused(
         "http://127.0.0.1:8000",
         "engine.url=http://127.0.0.1:8000 needs engine.name = vllm, got engine.name=native",
@@ -437,6 +440,7 @@ CASES: dict[str, Case | Refused] = {
     "evaluation.k": Case(see.evaluation, [2]),
     "evaluation.correct_above": Case(see.evaluation, 0.25, HERE),
     "evaluation.confidence": Case(see.evaluation, 0.5),
+    "output.journal": Case(see.has_journal, False, SAVING | {"output.save_every": 2}),
     "output.save_every": Case(see.run_folder, 1),
     "output.keep_last": Case(see.run_folder, 1, SAVING),
     "output.keep_best": Case(

@@ -248,21 +248,42 @@ def order(config: Config) -> list[list[str]]:
     return found
 
 
-def rows_at_once(config: Config) -> int:
-    """The most completions sampled at the same time."""
-    peaks: list[int] = []
+def stats(config: Config) -> list[EngineStats]:
+    """What the engine counted in a step."""
+    found: list[EngineStats] = []
     with built(config) as run:
         engine = run.local.sampler.engine
         take_stats = engine.take_stats
 
         def noted() -> EngineStats:
-            stats = take_stats()
-            peaks.append(stats.peak_rows)
-            return stats
+            found.append(take_stats())
+            return found[-1]
 
         engine.take_stats = noted  # type: ignore[method-assign]
         run.source.take(config.groups_per_step)
-    return max(peaks)
+    return found
+
+
+def rows_at_once(config: Config) -> int:
+    """The most completions sampled at the same time."""
+    return max(each.peak_rows for each in stats(config))
+
+
+def drafts(config: Config) -> bool:
+    """Whether tokens are drafted."""
+    return any(each.drafted_tokens for each in stats(config))
+
+
+def sampled_logprobs(config: Config) -> list[tuple[float, ...]]:
+    with built(config) as run:
+        return [rollout.sampler_logprobs for group in run.source.take(1) for rollout in group.rollouts]
+
+
+def has_journal(config: Config) -> bool:
+    """Whether a run leaves a journal of what no checkpoint covers."""
+    with tempfile.TemporaryDirectory(dir=".") as made:
+        train(config, Path(made))
+        return (Path(made) / "journal").is_dir()
 
 
 def kernels(config: Config) -> tuple[str, str, list[str]]:

@@ -3,6 +3,7 @@
 Policies that teach themselves: OPSD, arXiv 2601.18734; SDFT, 2601.19897; SDPO, 2601.20802.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,17 @@ TEMPLATE = "{what}:\n{text}\n\n"
 TAUGHT = Requires("algorithm.teacher set", ("algorithm.teacher",), is_set)
 BY_ITSELF = Requires("algorithm.teacher = self", ("algorithm.teacher",), lambda name: name == SELF)
 SHOWS = Requires("algorithm.teacher_shows to name something", ("algorithm.teacher_shows",), bool)
+
+
+def asks_for_gold(shown: Sequence[str], coef: float, answers: str) -> bool:
+    """Return True if a teacher is shown right answers, or they are learnt."""
+    return "gold" in shown or (coef > 0 and answers == "gold")
+
+
 GIVEN_GOLD = Requires(
     "algorithm.teacher_shows with gold, or a supervised term on gold",
     ("algorithm.teacher_shows", "algorithm.sft_coef", "algorithm.sft_answers"),
-    lambda shown, coef, answers: "gold" in shown or (coef > 0 and answers == "gold"),
+    asks_for_gold,
 )
 WHOLE = Requires(
     "model.lora_rank = 0 (the mean of adapters is no adapter)", ("model.lora_rank",), lambda rank: rank == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from covey_report.verify.differences import Difference
+from covey_report.verify.differences import Difference, first_column
 from covey_report.verify.judge import judge
 from covey_report.verify.plan import Leg, make_plan
 
@@ -65,3 +65,9 @@ def test_no_step_is_computed_across_a_change_of_settings() -> None:
     assert plan.reach == 15
     assert [leg.changes for leg, _ in plan.work] == [0, 1]
     assert set(plan.drawn) == {*range(1, 11), *range(16, 21)}
+
+
+def test_numbers_that_follow_the_clock_are_not_compared() -> None:
+    row = {"loss": 0.5, "engine/draft_tokens": 32.0, "seconds": 2.0}
+    assert first_column(row, {"loss": 0.5, "engine/draft_tokens": 62.0, "seconds": 3.0}) is None
+    assert first_column(row, row | {"loss": 0.25}) == "loss"
