@@ -14,7 +14,7 @@ from statistics import fmean, stdev, variance
 
 from covey.algorithm.intervals import student
 from covey_report.branch.command import run_branch
-from covey_report.branch.make import groups_after
+from covey_report.branch.paired import groups_after
 from covey_report.logs.read import read_run
 
 

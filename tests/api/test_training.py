@@ -377,7 +377,7 @@ def test_a_requested_stop_survives_a_kill(
 
 
 @pytest.mark.parametrize("asked", [{"teacher": "self", "teacher_shows": ["gold"]}, {"sft_coef": 0.1}])
-def test_right_answers_that_nobody_knows_are_refused(asked: dict[str, object], tmp_path: Path) -> None:
+def test_unknown_right_answers_are_refused(asked: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"set algorithm\.gold_column to their column"):
         covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", algorithm=asked, num_steps=1)
 

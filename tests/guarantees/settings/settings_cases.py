@@ -111,7 +111,7 @@ LORA = {"model.lora_rank": 2}
 ON_RAY = {"source": "ray"}
 JUDGED = infill.INFILL | ON_RAY
 PREFLIGHT = {"preflight.enabled": True}
-COMPILED: dict[str, Any] = {"model.kernels": "compiled"}
+COMPILED = {"model.nano_num_heads": 1}
 SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
 
 CASES: dict[str, Case | Refused] = {
@@ -308,7 +308,9 @@ CASES: dict[str, Case | Refused] = {
     "engine.name": Case(see.rollouts, "fake"),
     "engine.cache_bytes": Case(see.rows_at_once, 4000, keeps=see.rollouts),
     "engine.max_rows": Case(see.rows_at_once, 3, keeps=see.rollouts),
-    "engine.speculation": Case(see.drafts, "on", keeps=see.rollouts),
+    "engine.speculation": Case(
+        see.drafts, "on", COMPILED | {"sampling.max_tokens": 24, "sampling.temperature": 0.1}, keeps=see.rollouts
+    ),
     "engine.weights": Case(see.sampled_logprobs, "int8", COMPILED),
     "engine.url": Refused(
         "http://127.0.0.1:8000",
@@ -562,6 +564,7 @@ OFF: dict[str, Settings] = {
     "saved weights, or a cold start that saves some": LORA,
     "saved weights": LORA,
     "an engine that samples": {"engine.name": "fake"},
+    "engine.name = native": {"engine.name": "fake"},
     "model.precision = float32, bfloat16 or float16": {"model.precision": "float64"},
     "source = local": {"engine.name": "vllm", "source": "ray", "devices.python": "python"},
     "engine.url = null": {"engine.name": "vllm", "engine.url": "http://127.0.0.1:8000"},

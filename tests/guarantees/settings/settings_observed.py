@@ -33,7 +33,7 @@ from covey.policy.models.loading import load_policy
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import Outcome
 from covey.rollouts.stream import AdaptiveSampler
-from covey.run import cold_start
+from covey.run import cold_start, stages
 from covey.run.build import Run, build_environment, build_run, training_stream
 from covey.run.checkpoints.resume import locked_run_folder, resume_point
 from covey.run.checkpoints.saved_settings import settings_of
@@ -193,9 +193,9 @@ def watched(module: ModuleType, name: str, hears: Callable[..., None]) -> Iterat
     """`hears` is told what a function of a module is called with."""
     original = vars(module)[name]
 
-    def told(*given: Any) -> Any:
+    def told(*given: Any, **named: Any) -> Any:
         hears(*given)
-        return original(*given)
+        return original(*given, **named)
 
     setattr(module, name, told)
     try:
@@ -280,10 +280,14 @@ def sampled_logprobs(config: Config) -> list[tuple[float, ...]]:
 
 
 def has_journal(config: Config) -> bool:
-    """Whether a run leaves a journal of what no checkpoint covers."""
-    with tempfile.TemporaryDirectory(dir=".") as made:
+    """Whether a run opens a journal."""
+    opened: list[Any] = []
+    with (
+        tempfile.TemporaryDirectory(dir=".") as made,
+        watched(stages, "RolloutJournal", lambda *given: opened.append(given)),
+    ):
         train(config, Path(made))
-        return (Path(made) / "journal").is_dir()
+    return bool(opened)
 
 
 def kernels(config: Config) -> tuple[str, str, list[str]]:

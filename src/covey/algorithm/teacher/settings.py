@@ -20,7 +20,7 @@ SHOWS = Requires("algorithm.teacher_shows to name something", ("algorithm.teache
 
 
 def asks_for_gold(shown: Sequence[str], coef: float, answers: str) -> bool:
-    """Return True if a teacher is shown right answers, or they are learnt."""
+    """Return True if right answers are shown or learnt."""
     return "gold" in shown or (coef > 0 and answers == "gold")
 
 
