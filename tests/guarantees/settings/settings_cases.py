@@ -398,7 +398,7 @@ CASES: dict[str, Case | Refused] = {
     "algorithm.teacher_shows": learns(["gold"], teacher="self"),
     "algorithm.teacher_template": learns("{text} ", **TAUGHT),
     "algorithm.teacher_selection": learns({"threshold": 2.0}, teacher="self", teacher_shows=["solution"]),
-    "algorithm.gold_column": learns("wrong", **TAUGHT),
+    "algorithm.gold_column": learns("level", **TAUGHT),
     "algorithm.teacher_weights": learns("live", **TAUGHT, num_steps=3),
     "algorithm.teacher_rate": learns(0.5, **TAUGHT, num_steps=3, teacher_weights="ema"),
     "algorithm.teacher_term": learns("divergence", **TAUGHT),

@@ -129,7 +129,7 @@ def update_on_sums(config: Config) -> Tensor:
     """The same as `update` of prompts that a teacher can read anew, with right answers."""
 
     def asked(group: Group) -> Group:
-        prompt = Prompt(group.prompt.id, "arithmetic", "4+3=", {"answer": 7, "wrong": 8})
+        prompt = Prompt(group.prompt.id, "arithmetic", "4+3=", {"answer": 7, "level": 8})
         ids = encode_prompt(load_policy(config.model, seed=config.seed).tokenizer, prompt)
         made = [rollout_of(ids, tuple(compress(r.target_ids, r.loss_mask))) for r in group.rollouts]
         pairs = zip(made, group.rollouts, strict=True)
