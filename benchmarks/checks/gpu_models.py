@@ -6,7 +6,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,21 @@ def make_trainer(
         objective, how, OptimizerConfig(name=optimizer, lr=1e-6), 10, sampling or Sampling(), chunk, are_sampled=False
     )
     return Trainer(policy, settings, reference)
+
+
+def second_step(trainer: Trainer, batch: Batch) -> float:
+    """Return the seconds of a second step, after one that compiles and warms up."""
+    trainer.step(batch, 0)
+    return timed(lambda: trainer.step(batch, 1))
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return the seconds of a call, the work of the device included."""
+    synchronize()
+    started = time.perf_counter()
+    call()
+    synchronize()
+    return time.perf_counter() - started
 
 
 def gradient(policy: Policy, batch: Batch) -> torch.Tensor:

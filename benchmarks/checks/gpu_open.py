@@ -16,6 +16,7 @@ from benchmarks.checks.gpu_models import (
     make_trainer,
     mismatch,
     sample,
+    second_step,
     synchronize,
 )
 from covey.engine.native import graph
@@ -132,18 +133,13 @@ def hybrid(tiny: bool) -> Figures:
     drawn = sample(policy, prompts, 8, Sampling(max_tokens=length), prompt)
     batch = batch_of(policy, drawn.prompts, drawn.completions, micro_batch_tokens=64 if tiny else 8192)
     gap = mismatch(policy, batch)
-    trainer = make_trainer(policy)
-    trainer.step(batch, 0)
-    synchronize()
-    started = time.perf_counter()
-    trainer.step(batch, 1)
-    synchronize()
+    seconds = second_step(make_trainer(policy), batch)
     tokens = sum(part.input_ids_BT.numel() for part in batch.micro_batches)
     return found | {
         "path": policy.path,
         "mismatch": gap,
         "decode_tokens_per_second": round(drawn.stats.sampled_tokens / drawn.seconds),
-        "training_tokens_per_second": round(tokens / (time.perf_counter() - started)),
+        "training_tokens_per_second": round(tokens / seconds),
         "good": gap < 0.1,
     }
 
@@ -156,20 +152,14 @@ def rates(tiny: bool) -> Figures:
         adapters = {"lora_rank": 16} if size == "4B" else {}
         policy = make_shaped(config_of(PLAIN if tiny else STEPS[size]), **adapters)
         drawn = sample(policy, prompts, 8, Sampling(max_tokens=length), prompt)
-        trainer = make_trainer(policy)
         batch = batch_of(policy, drawn.prompts, drawn.completions, micro_batch_tokens=64 if tiny else 8192)
-        trainer.step(batch, 0)
-        synchronize()
-        started = time.perf_counter()
-        trainer.step(batch, 1)
-        synchronize()
-        trained = time.perf_counter() - started
+        trained = second_step(make_trainer(policy), batch)
         tokens = prompts * 8 * length
         found[f"{size}{', adapters' if adapters else ''}"] = {
             "sampling_s": round(drawn.seconds, 2),
             "training_s": round(trained, 2),
             "tokens_per_second": round(tokens / (drawn.seconds + trained)),
         }
-        del policy, trainer, batch, drawn
+        del policy, batch, drawn
         torch.cuda.empty_cache() if device_here() == "cuda" else None
     return found

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import tempfile
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -30,7 +29,7 @@ from benchmarks.checks.gpu_models import (
     make_trainer,
     mismatch,
     sample,
-    synchronize,
+    timed,
 )
 from benchmarks.checks.gpu_open import hybrid as hybrid
 from benchmarks.checks.gpu_open import kernels as kernels
@@ -230,7 +229,7 @@ def training(tiny: bool) -> Figures:
     for seed in range(1 if tiny else 3):
         prompts, completions = given_completions(policy, 2 if tiny else 8, 8, lengths, prompt, seed)
         batch = batch_of(policy, prompts, completions, micro_batch_tokens=64 if tiny else micro_batch_tokens())
-        new, again = (_timed(lambda batch=batch: trainer.step(batch, 0)) for _ in range(2))
+        new, again = (timed(lambda batch=batch: trainer.step(batch, 0)) for _ in range(2))
         tokens = sum(part.input_ids_BT.numel() for part in batch.micro_batches)
         flops = 6.0 * weights * tokens / again
         found[f"lengths {seed}"] = {"new": round(new, 3), "again": round(again, 3), "tflops": round(flops / 1e12, 1)}
@@ -282,7 +281,7 @@ def step(tiny: bool) -> Figures:
             policy, drawn.prompts, drawn.completions, micro_batch_tokens=64 if tiny else micro_batch_tokens()
         )
         trainer.step(batch, 0)
-        trained = _timed(lambda trainer=trainer, batch=batch: trainer.step(batch, 1))
+        trained = timed(lambda trainer=trainer, batch=batch: trainer.step(batch, 1))
         found[size] = {
             "sampling": round(drawn.seconds, 2),
             "training": round(trained, 2),
@@ -376,14 +375,6 @@ def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def _timed(call: Callable[[], Any]) -> float:
-    synchronize()
-    started = time.perf_counter()
-    call()
-    synchronize()
-    return time.perf_counter() - started
-
-
 def _seconds(call: Callable[[], Any], times: int = 10) -> float:
     call()
-    return _timed(lambda: [call() for _ in range(times)]) / times
+    return timed(lambda: [call() for _ in range(times)]) / times

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,8 +155,6 @@ def _close(asked: Asked, verdict: Judgement, found: Sequence[ChangedFile], facts
 
 def _again(asked: Asked, summary: Path) -> str:
     """Check a summary, then compute its steps again."""
-    from dataclasses import replace
-
     content = read_summary(summary)
     if changed := files_changed(asked.folder, content):
         say(f"differs: {summary} speaks of other files than {asked.folder} has: {', '.join(changed[:5])}")

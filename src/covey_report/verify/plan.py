@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.run.checkpoints.checkpoint import complete_checkpoints, problem
+from covey.run.checkpoints.checkpoint import complete_checkpoints
 from covey.run.checkpoints.manifest import read_manifest, step_of
 from covey.run.folder import changes_of
 
@@ -50,31 +50,26 @@ class DrawnSteps:
         return sum(one.last - one.start for _, ranges in self.work for one in ranges)
 
 
-def starts_of(folder: Path, *, from_nothing: bool = True) -> list[int]:
-    """Return the states that steps can be computed from."""
-    saved = [path for path in complete_checkpoints(folder / "checkpoints") if problem(path) is None]
-    return [*([0] if from_nothing else []), *(step_of(path) or 0 for path in saved)]
+def starts_of(folder: Path) -> list[int]:
+    """Return the states that steps can be computed from.
+
+    `look_at_folder` has verified the checkpoints.
+    """
+    return [0, *(step_of(path) or 0 for path in complete_checkpoints(folder / "checkpoints"))]
 
 
 def legs_of(folder: Path, proof: Sequence[Row], total: int) -> list[Leg]:
     """Return the conditions of each step, of step 1 first."""
     changed = [int(line["after_step"]) for line in changes_of(folder)]
     began = {int(row["step"]): row["machine"] for row in proof if row.get("kind") == "begin"}
-    noted = {
-        step_of(path) or 0: read_manifest(path)
-        for path in complete_checkpoints(folder / "checkpoints")
-        if not problem(path)
-    }
+    noted = {step_of(path) or 0: read_manifest(path) for path in complete_checkpoints(folder / "checkpoints")}
+    newest = noted[max(noted)] if noted else {}
     legs = []
     facts: Mapping[str, Any] = {}
     for step in range(1, total + 1):
         facts = began.get(step - 1, facts)
-        later = [noted[at] for at in sorted(noted) if at >= step] or [noted[at] for at in sorted(noted)[-1:]]
-        told = (
-            facts or {"ranks": later[0].get("num_ranks", 1), "threads": later[0].get("num_threads", 1)}
-            if later or facts
-            else {}
-        )
+        later = next((noted[at] for at in sorted(noted) if at >= step), newest)
+        told = facts or {"ranks": later.get("num_ranks", 1), "threads": later.get("num_threads", 1)}
         ranks, threads = int(told.get("ranks", 1)), int(told.get("threads", 1))
         legs.append(Leg(sum(after <= step - 1 for after in changed), ranks, threads))
     return legs
