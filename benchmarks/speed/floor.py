@@ -45,13 +45,17 @@ def head_parameters(shape: Shape) -> int:
     return shape.vocabulary * shape.hidden
 
 
-def training_flops(work: Workload) -> float:
-    """Forward and backward: each prompt once, the head on completions only; attention over what a token sees."""
+def training_flops(work: Workload, *, only_adapters: bool = False) -> float:
+    """Forward and backward: each prompt once, the head on completions only; attention over what a token sees.
+
+    Frozen weights need no gradient: a third of their products. Adapters' own are not counted.
+    """
     shape, length = work.shape, work.completion_length
     num_prompt_tokens = sum(work.prompt_lengths)
     seen = sum(p * p / 2 + work.group_size * length * (p + length / 2) for p in work.prompt_lengths)
-    body = 6 * body_parameters(shape) * (num_prompt_tokens + work.num_tokens)
-    return body + 6 * head_parameters(shape) * work.num_tokens + 3 * _attention_flops(shape, seen)
+    factor = 4 if only_adapters else 6
+    body = factor * body_parameters(shape) * (num_prompt_tokens + work.num_tokens)
+    return body + factor * head_parameters(shape) * work.num_tokens + 3 * _attention_flops(shape, seen)
 
 
 def decode_step(work: Workload, position: int, precision: str) -> tuple[float, float]:
@@ -74,8 +78,8 @@ def sampling_seconds(work: Workload, precision: str, rates: Rates) -> float:
     return prefill / rates.training_flops + decode
 
 
-def training_seconds(work: Workload, rates: Rates) -> float:
-    return training_flops(work) / rates.training_flops
+def training_seconds(work: Workload, rates: Rates, *, only_adapters: bool = False) -> float:
+    return training_flops(work, only_adapters=only_adapters) / rates.training_flops
 
 
 def _attention_flops(shape: Shape, seen: float) -> float:
@@ -90,7 +94,9 @@ def shares(job: Job, seconds: dict[str, Any], rates: Rates) -> dict[str, float]:
         spent = seconds["total" if job.phase == "sampling" else "sampling"]["median"]
         found["sampling"] = sampling_seconds(job.workload, job.precision, rates) / spent
     if job.phase != "sampling":
-        found["training"] = training_seconds(job.workload, rates) / seconds["training"]["median"]
+        found["training"] = (
+            training_seconds(job.workload, rates, only_adapters=job.lora_rank > 0) / seconds["training"]["median"]
+        )
     return found
 
 

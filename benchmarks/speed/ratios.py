@@ -67,5 +67,6 @@ def contestant_figures(measurements: Sequence[Measurement]) -> dict[str, Any]:
         "tokens_per_second": Spread.of(speed).to_dict(),
         "num_tokens": measurements[0]["num_tokens"],
         "peak_bytes": Spread.of([m["peak_bytes"] for m in measurements]).to_dict(),
+        "process_bytes": max(m.get("process_bytes", 0) for m in measurements),
         "others_cores": Spread.of([m["others_cores"] for m in measurements]).to_dict(),
     }

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.speed import floor
 from benchmarks.speed.contest import VLLM_PYTHON, WorkerFailed, contest
 from benchmarks.speed.models import saved_model
-from benchmarks.speed.ratios import contestant_figures, split_clean
+from benchmarks.speed.ratios import Spread, contestant_figures, split_clean
 from benchmarks.speed.report import RESULTS, circumstances, load
 from benchmarks.speed.workers.llama_types import TYPES
 from benchmarks.speed.workloads import Job, Phase, Workload
@@ -169,3 +169,57 @@ def in_short(row: Mapping[str, Any]) -> str:
         spread = f"{speed['median']:.0f} ({speed['low']:.0f} to {speed['high']:.0f}) tokens/s"
         parts.append(f"{name} {spread}, {shares} of the floor")
     return "; ".join([*parts, f"{row['num_clean']} clean, {row['num_dropped']} not"])
+
+
+# ---------------------------------------------------------------------------------------------- the page's tables
+
+NAMES = {"135M": "SmolLM2-135M", "0.5B": "Qwen2.5-0.5B", "0.6B": "Qwen3-0.6B"}
+SAMPLERS = ("vllm", "llama", "transformers")
+
+
+def tables(cells: Mapping[str, Any]) -> list[str]:
+    """Return the lines of both tables in docs/use/real_models.md, of cells measured on CPUs."""
+    rows: dict[str, list[str]] = {"sampling": [], "step": []}
+    for cell in (cell for cell in cells_of_page() if "contestants" in cells.get(cell.name, {})):
+        row = cells[cell.name]
+        weights = f"adapters of rank {cell.lora_rank}" if cell.lora_rank else "all weights"
+        line = _sampling(cell, row, weights) if cell.phase == "sampling" else _step(cell, row, weights)
+        rows[cell.phase].append(f"| {NAMES[cell.size]} | {cell.precision} | " + " | ".join(line) + " |")
+    return [
+        "| model | precision | rows | covey | of its floor | vLLM | llama.cpp | transformers |",
+        "|---" * 8 + "|",
+        *rows["sampling"],
+        "",
+        "| model | precision | trained | TRL, s | covey, s | times | of its floor | memory, TRL | covey |",
+        "|---" * 9 + "|",
+        *rows["step"],
+    ]
+
+
+def cells_of_page() -> list[Cell]:
+    return sorted(cells("cpu"), key=lambda cell: (cell.phase, CPU_SIZES.index(cell.size)))
+
+
+def _sampling(cell: Cell, row: Mapping[str, Any], weights: str) -> list[str]:
+    found = row["contestants"]
+    rows = str(cell.rows) if not cell.lora_rank else f"{cell.rows}, {weights}"
+    speeds = {name: _spread(figures["tokens_per_second"], ".0f") for name, figures in found.items()}
+    share = f"{found['covey']['shares']['sampling']:.0%}"
+    return [rows, speeds["covey"], share, *(speeds.get(name, "") for name in SAMPLERS)]
+
+
+def _step(cell: Cell, row: Mapping[str, Any], weights: str) -> list[str]:
+    covey, trl = (row["contestants"][name] for name in ("covey", "trl"))
+    times = Spread.of([each["trl"]["seconds"]["total"] / each["covey"]["seconds"]["total"] for each in row["raw"]])
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in covey["shares"].items())
+    memory = [f"{each['process_bytes'] / 1e9:.1f} GB" for each in (trl, covey)]
+    seconds = [_spread(each["seconds"]["total"], ".1f") for each in (trl, covey)]
+    return [weights, *seconds, _spread(times.to_dict(), ".1f"), shares, *memory]
+
+
+def _spread(found: Mapping[str, float], form: str) -> str:
+    return f"{found['median']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
+
+
+if __name__ == "__main__":
+    print("\n".join(tables(load(NAME)["cells"])))

@@ -20,8 +20,8 @@ from benchmarks.speed.cases import CASES
 from benchmarks.speed.contest import ROOT, TUNED_MALLOC, Worker, WorkerFailed, contest, environment
 from benchmarks.speed.floor import Rates, body_parameters, decode_step, shares
 from benchmarks.speed.models import saved_model
-from benchmarks.speed.ratios import Spread, best_rival, is_clean, ratio, split_clean
-from benchmarks.speed.sizes import Cell, cells, in_short, rivals
+from benchmarks.speed.ratios import Spread, best_rival, contestant_figures, is_clean, ratio, split_clean
+from benchmarks.speed.sizes import Cell, cells, in_short, rivals, tables
 from benchmarks.speed.table import figures
 from benchmarks.speed.workers.covey_steps import config_of, make_step
 from benchmarks.speed.workers.worker import Meter
@@ -270,3 +270,33 @@ def test_a_cell_is_written_when_it_is_done_and_not_measured_again(
     assert row["contestants"]["vllm"]["tokens_per_second"]["median"] == 128.0
     assert said == [f"sampling 135M float32 4 rows: {in_short(row)}"]
     assert "covey 128 (128 to 128) tokens/s" in said[0]
+
+
+def test_the_page_shows_what_was_measured_at_real_sizes() -> None:
+    page = (ROOT / "docs" / "use" / "real_models.md").read_text().splitlines()
+    lines = tables(sizes.load(sizes.NAME)["cells"])
+    assert [line for line in lines if line and line not in page] == []
+    assert len(lines) > 5
+
+
+def test_a_step_is_shown_with_pairs_of_turns_and_the_memory_of_whole_processes() -> None:
+    def turn(name: str, seconds: float) -> dict[str, Any]:
+        phases = {"total": seconds, "sampling": 0.5, "training": 0.25, "optimizer": 0.0}
+        return {**STEP, "seconds": phases, "process_bytes": {"covey": 10**9, "trl": 6 * 10**9}[name]}
+
+    raw = [{"covey": turn("covey", own), "trl": turn("trl", other)} for own, other in ((1.0, 8.0), (2.0, 10.0))]
+    found = {name: contestant_figures([each[name] for each in raw]) for name in ("covey", "trl")}
+    found["covey"]["shares"] = {"sampling": 0.5, "training": 0.75}
+    cell = Cell("step", "135M", "bfloat16", 64)
+    assert tables({cell.name: {"contestants": found, "raw": raw}})[-1] == (
+        "| SmolLM2-135M | bfloat16 | all weights | 9.0 (8.0 to 10.0) | 1.5 (1.0 to 2.0) | 6.5 (5.0 to 8.0) "
+        "| sampling 50%, training 75% | 6.0 GB | 1.0 GB |"
+    )
+
+
+def test_frozen_weights_need_two_thirds_of_the_products() -> None:
+    work = Cell("step", "135M", "float32", 64).workload
+    whole, adapters = floor.training_flops(work), floor.training_flops(work, only_adapters=True)
+    tokens = 8 * 128 + 64 * 64
+    frozen = 2 * (tokens * floor.body_parameters(work.shape) + 64 * 64 * floor.head_parameters(work.shape))
+    assert whole - adapters == frozen

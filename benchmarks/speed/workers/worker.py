@@ -71,6 +71,7 @@ class Meter:
             "seconds": {**seconds, "total": total},
             "num_tokens": num_tokens,
             "peak_bytes": max(0, peak - self.base_bytes),
+            "process_bytes": resident_bytes("VmHWM"),
             "own_cores": own / total,
             "others_cores": max(0.0, machine - own) / total,
         }
