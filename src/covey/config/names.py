@@ -21,9 +21,9 @@ def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
     >>> named_elsewhere("cold_start.learning_rate", ["optimizer.lr", "cold_start.lr"])
     ['cold_start.lr']
     """
-    if name in RUN_FOLDER:
-        return ["hydra.run.dir"]
     section, _, leaf = name.rpartition(".")
+    if leaf in RUN_FOLDER and section in ("", "output"):
+        return ["hydra.run.dir"]
     own = other_names().get(leaf) or _by_letters().get(_letters(leaf), ())
     here = [f"{section}.{other.rpartition('.')[2]}" for other in own if "=" not in other]
     return [other for other in here if other in known] or list(own)
@@ -65,7 +65,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 RUN_FOLDER = (
     *("dir", "folder", "log_dir", "logdir", "out", "out_dir", "output_dir", "output_folder", "run", "run_dir"),
-    *("run_folder", "save_dir", "name", "output.name", "output.dir", "output.folder", "output.path"),
+    *("run_folder", "save_dir", "name", "output_path"),
 )
 """Names that people type for the folder of a run, which Hydra makes."""
 
