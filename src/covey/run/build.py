@@ -281,6 +281,7 @@ def trainer_settings(config: Config) -> TrainerSettings:
         streaming=config.streaming,
         groups_per_step=config.groups_per_step,
         seed=config.seed,
+        kernels=config.model.kernels,
     )
 
 

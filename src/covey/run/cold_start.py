@@ -194,6 +194,7 @@ def _trainer_settings(config: Config) -> TrainerSettings:
         num_steps=settings.num_steps,
         sampling=Sampling(max_tokens=config.sampling.max_tokens),
         logprob_chunk=config.logprob_chunk,
+        kernels=config.model.kernels,
         are_sampled=False,
     )
 

@@ -16,6 +16,7 @@ from torch import nn
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
+from covey.policy.kernels.adamw import AdamW, adamw, global_norm
 from covey.trainer.settings import OptimizerConfig
 from covey.types import Group, Rollout, Sampling
 
@@ -47,11 +48,13 @@ class TrainerSettings:
     """Returns what the teacher reads of each rollout of a group, None for nothing; None: it reads them as they are."""
     answers: Callable[[Group], Sequence[Rollout]] | None = None
     """Returns answers to a group's prompt that are learnt as they are; None has none."""
+    kernels: str = "auto"
+    """With "torch", the optimiser's step is torch's."""
     are_sampled: bool = True
     """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 
 
-def build_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, settings: OptimizerConfig, kernels: str = "auto") -> torch.optim.Optimizer:
     """Build the optimiser, with weight decay on matrices only.
 
     Norms and biases have one axis.
@@ -61,16 +64,15 @@ def build_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return OPTIMIZERS[settings.name]([g for g in groups if g["params"]], settings)
+    return OPTIMIZERS[settings.name]([g for g in groups if g["params"]], settings, kernels)
 
 
-def _adamw(groups: list[dict[str, Any]], settings: OptimizerConfig) -> torch.optim.Optimizer:
+def _adamw(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> torch.optim.Optimizer:
     beta1, beta2 = settings.betas
-    # One pass over memory, on a CPU a fifth of the time. Threads' shares end at whole vectors: any number, same bits.
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps, fused=True)
+    return adamw(groups, kernels, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps)
 
 
-def _adamw8bit(groups: list[dict[str, Any]], settings: OptimizerConfig) -> torch.optim.Optimizer:
+def _adamw8bit(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> torch.optim.Optimizer:
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
@@ -79,11 +81,11 @@ def _adamw8bit(groups: list[dict[str, Any]], settings: OptimizerConfig) -> torch
     return AdamW8bit(groups, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps)
 
 
-def _sgd(groups: list[dict[str, Any]], settings: OptimizerConfig) -> torch.optim.Optimizer:
+def _sgd(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=settings.lr)
 
 
-OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig], torch.optim.Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig, str], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "adamw8bit": _adamw8bit,
     "sgd": _sgd,
@@ -118,10 +120,15 @@ def clipped_step(
     finite. Collective where weights are sharded.
     """
     scaler.unscale_(optimizer)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    total_norm = global_norm if isinstance(optimizer, AdamW) else torch.nn.utils.get_total_norm
+    norm = total_norm([p.grad for p in parameters if p.grad is not None])
     # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
     norm = sharding.whole(norm) if hasattr(norm, "full_tensor") else norm
-    torch.nn.utils.clip_grads_with_norm_(parameters, limit if limit > 0 else torch.inf, norm)
+    limit = limit if limit > 0 else torch.inf
+    if isinstance(optimizer, AdamW):
+        optimizer.factor = min(1.0, limit / (float(norm) + 1e-6))
+    else:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     is_finite = bool(torch.isfinite(norm)) and is_finite
     if is_finite:
         scaler.step(optimizer)
@@ -130,7 +137,7 @@ def clipped_step(
     scaler.update()
     return {
         "grad_norm": float(norm),
-        "grad_clipped": float(limit > 0 and bool(norm > limit)),
+        "grad_clipped": float(norm > limit),
         "skipped": float(not is_finite),
     }
 

@@ -79,7 +79,7 @@ class Trainer:
         scoring = Scoring.of(policy, settings.sampling, settings.logprob_chunk, entropy_gradient=needed)
         self.forward = ScoringContext(policy, reference, settings.objective, scoring, teacher)
         sharding.reshard(policy)  # else the parameters below would be the whole ones that a pass has left behind
-        self._optimizer = build_optimizer(policy.model, settings.optimizer)
+        self._optimizer = build_optimizer(policy.model, settings.optimizer, settings.kernels)
         self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
         # One scaler for the whole run: a fresh one would forget the scale it had found.
         self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.precision == torch.float16)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from covey.policy.kernels.adamw import adamw
 from covey.policy.models.adapters import ALL_LINEAR, linear_layers
 from covey.policy.models.loading import load_policy, policy_in_memory
 from covey.policy.models.text_part import beside_text
@@ -111,7 +112,7 @@ class TrainedModel:
         self.reset_moments()
 
     def reset_moments(self) -> None:
-        self._optimizer = torch.optim.AdamW(self._parameters, fused=True)
+        self._optimizer = adamw([{"params": self._parameters}])
 
     def step(self, adam: Mapping[str, float]) -> dict[str, float]:
         """Make a step of AdamW with gradients so far, and clear them.

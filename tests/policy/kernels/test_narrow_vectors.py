@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 KERNELS = (
     *("engine/native/test_panels", "engine/native/test_compiled", "policy/kernels/test_elementwise"),
+    "policy/kernels/test_adamw",
     *("policy/recurrence/test_scan", "policy/recurrence/test_conv", "policy/recurrence/test_compiled"),
 )
 SLOWER = ("policy/attention/test_compiled", "policy/kernels/test_gradient")
