@@ -71,8 +71,7 @@ def train(
     validate(config)
     if config.resume is not None and not as_typed:
         check_changes(config, Path(output_dir))
-    loads_reference = given.compared.reference is None
-    for warning in check_early(config, loads_model=given.model is None, loads_reference=loads_reference):
+    for warning in check_early(config, loads_model=given.model is None, loads_beside=given.compared.missing):
         LOGGER.warning(warning)
     ranks.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)

@@ -26,6 +26,7 @@ from covey_tasks.math.settings import Gsm8kConfig
 RESOLVED = Path(__file__).parents[1] / "data" / "resolved_default.yaml"
 REGENERATE = "COVEY_CACHE=.cache/covey covey config > tests/data/resolved_default.yaml"
 ROWS = ["data.path=rows.jsonl"]
+SHOWN = ["algorithm.teacher=self", "algorithm.teacher_shows=[gold]"]
 MY_REWARDS = ["environment=reward_functions", *ROWS, "rewards=[my_module:my_reward]"]
 
 
@@ -435,6 +436,38 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         (
             ["environment=reward_functions", *ROWS],
             "environment=reward_functions needs rewards=[module:function], or a teacher, got rewards=[]",
+        ),
+        (
+            ["algorithm.teacher=self"],
+            "algorithm.teacher=self needs algorithm.teacher_shows=[gold], [solution] or [feedback], or "
+            "algorithm.teacher_temperature: a policy that sees nothing more is no teacher, and algorithm.kl_coef keeps "
+            "to the first one, got algorithm.teacher_shows=[], algorithm.teacher_temperature=null",
+        ),
+        (
+            ["algorithm.teacher_model=self"],
+            "unknown setting algorithm.teacher_model; did you mean algorithm.teacher or algorithm.teacher_coef?",
+        ),
+        (
+            [*SHOWN, "algorithm.teacher_template='{text} {answer}'"],
+            "algorithm.teacher_template must have no other braces than {what} and {text}, got '{text} {answer}'",
+        ),
+        (
+            [*SHOWN, "algorithm.teacher_options={discount: 2}"],
+            "algorithm.teacher_options.discount must be <= 1, got 2",
+        ),
+        (
+            [*SHOWN, "algorithm.teacher_term=divergence", "algorithm.teacher_options={beta: 2}"],
+            "algorithm.teacher_options.beta must be in [0, 1], got 2",
+        ),
+        (
+            ["algorithm.teacher=http://127.0.0.1:9", "algorithm.teacher_term=divergence"],
+            "algorithm.teacher_term=divergence with a server needs algorithm.teacher_options={top_k: 20, support: "
+            "teacher}, for it tells its likeliest tokens alone, got {}",
+        ),
+        (
+            ["algorithm.teacher=http://127.0.0.1:9", "sampling.temperature=0.5"],
+            "algorithm.teacher=http://127.0.0.1:9 needs algorithm.teacher_temperature=1, no filter of sampling and "
+            "model.kind=causal, for a server tells log-probs at temperature 1, got algorithm.teacher_temperature=0.5",
         ),
         ([*MY_REWARDS, "reward_weights=[1,2]"], "reward_weights must have one weight for each of 1 rewards, got 2"),
         (

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +335,32 @@ def test_a_folder_or_file_without_a_model_is_refused_wherever_a_policy_is_loaded
         with pytest.raises(ValueError, match="covey export --from-gguf"):
             load_policy(name)
     assert load_policy("nano").tokenizer.eos_token  # a folder of that name is not meant
+
+
+def saved_tokens(folder: Path, numbers: Mapping[str, int]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    tokenizer = {"model": {"vocab": dict(numbers)}, "added_tokens": [{"content": "<end>", "id": 9}]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.mark.parametrize("setting", ["teacher", "reference_model"])
+def test_a_model_beside_the_policy_is_looked_at_before_anything_is_loaded(setting: str, tmp_path: Path) -> None:
+    own = saved_tokens(tmp_path / "own", {"a": 0, "b": 1})
+    same = saved_tokens(tmp_path / "same", {"a": 0, "b": 1, "c": 2})
+    other = saved_tokens(tmp_path / "other", {"a": 0, "b": 2})
+
+    def look(name: Path | str) -> list[str]:
+        return check_early(small_config(model__name=str(own), **{f"algorithm__{setting}": str(name)}))
+
+    assert look(same) == []
+    with pytest.raises(ValueError, match=rf"^algorithm\.{setting}=/no/such: there is no such folder$"):
+        look("/no/such")
+    with pytest.raises(ValueError, match=r"its tokenizer numbers others: 'b' is 2, and 1 in "):
+        look(other)
+
+
+def test_a_server_and_the_policy_itself_are_no_folders() -> None:
+    for name in ("self", "http://127.0.0.1:9"):
+        assert check_early(small_config(algorithm__teacher=name)) == []

@@ -83,6 +83,7 @@ def inputs_of(case: Case, log_probs_NT: Tensor, mask_NT: Tensor, **others: Tenso
         advantages=given("advantages", zeros_N),
         mask_NT=mask_NT,
         teacher_mask_NT=speaks_N[:, None].expand_as(mask_NT),
+        position_NT=given("positions", zeros_N).long() if "positions" in case.inputs else None,
         **others,
     )
 

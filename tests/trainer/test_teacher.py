@@ -28,12 +28,18 @@ LAYOUTS = [("shared", 10_000), ("shared", 30), ("packed", 25), ("padded", 40)]
 
 
 def rewarded() -> list[Group]:
-    """Groups of unequal rewards."""
+    """Groups of unequal rewards, in some of which the environment wrote the third and fourth token."""
     made = []
     for group in random_groups():
         rollouts = [replace(one, reward=Reward(float(place % 2))) for place, one in enumerate(group.rollouts)]
+        rollouts = [replace(one, loss_mask=interrupted(one.loss_mask)) for one in rollouts]
         made.append(replace(group, rollouts=tuple(rollouts)))
     return made
+
+
+def interrupted(mask: Sequence[bool]) -> tuple[bool, ...]:
+    start = mask.index(True)
+    return tuple(own and (sum(mask) < 6 or place - start not in (2, 3)) for place, own in enumerate(mask))
 
 
 def hinted(group: Group) -> list[Rollout | None]:
@@ -107,7 +113,10 @@ def plain_loss(policy: Policy, teacher: Policy, groups: Sequence[Group], algorit
             elif algorithm.teacher_options.get("form") == "k2":
                 total = total + algorithm.teacher_coef * (gap**2 / 2).sum()
             else:
-                total = total + algorithm.teacher_coef * (gap.detach() * own).sum()
+                places = torch.tensor(rollout.loss_mask).nonzero()[:, 0]
+                apart, gamma = places[None] - places[:, None], algorithm.teacher_options.get("discount", 0.0)
+                later = torch.where(apart < 0, 0.0, gamma ** apart.clamp(min=0).double())
+                total = total + algorithm.teacher_coef * (later @ gap.detach() * own).sum()
     return total / count
 
 
@@ -119,6 +128,7 @@ def settings_of(**changes: Any) -> AlgorithmConfig:
 
 WAYS = {
     "advantage": settings_of(),
+    "discount": settings_of(teacher_options={"discount": 0.9}),
     "sampled": settings_of(teacher_term="sampled", teacher_options={"form": "k2"}),
     "divergence": settings_of(teacher_term="divergence", teacher_options={"top_k": None}),
 }
@@ -215,8 +225,8 @@ def test_a_token_the_teacher_never_writes_counts_as_a_gap_of_20() -> None:
     metrics = trainer.step(batches, 0)
     assert metrics["teacher/kl"] == pytest.approx(20.0)
     assert metrics["teacher/impossible_fraction"] == 1.0
-    # The second rollouts of three groups, of 9, 5 and 2 tokens, have no teacher
-    assert metrics["teacher/token_fraction"] == pytest.approx((43 - 16) / 43)
+    # The second rollouts of three groups, of 7, 5 and 2 tokens, have no teacher
+    assert metrics["teacher/token_fraction"] == pytest.approx((37 - 14) / 37)
 
 
 def test_given_answers_are_learnt_over_their_own_tokens_beside_the_policy() -> None:

@@ -93,6 +93,8 @@ def _teacher_term(algorithm: AlgorithmConfig) -> TeacherTerm | None:
     for name, table in TEACHER_CHOICES.items():
         if name in options:
             one_of(f"{where}.{name}", options[name], table)
+    if not 0 <= options.get("beta", 1) <= 1:
+        raise ValueError(f"{where}.beta must be in [0, 1], got {options['beta']}")
     if options.get("log_prob_floor") is not None and options.get("tail") != "none":
         raise ValueError(f"{where}.log_prob_floor needs {where}.tail=none, got {options.get('tail', 'bucket')}")
     if options.get("discount") and options.get("prefix_gamma"):

@@ -171,6 +171,8 @@ class ObjectiveInputs:
     teacher_log_probs_NT: Tensor | None = None
     teacher_mask_NT: Tensor | None = None
     """bool: tokens that a teacher judged."""
+    position_NT: Tensor | None = None
+    """Place of each token in its text, where a teacher's gaps are discounted; None: the columns are places."""
     divergence_NT: Tensor | None = None
     """Divergence of policy and teacher at each position (`teacher.divergence`), with gradient."""
     supervised_NT: Tensor | None = None

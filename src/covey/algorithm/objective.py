@@ -270,22 +270,20 @@ class Objective:
         self, term_NT: Tensor, inputs: ObjectiveInputs, weights_NT: Tensor, totals: StepCounts
     ) -> dict[str, Tensor]:
         """Return the losses of policy and teacher, both with the sampler's weights."""
-        teacher = self.teacher
-        taught = None if teacher is None else taught_of(inputs)
-        mask_NT, counted = inputs.mask_NT, totals
-        if teacher is not None and taught is not None and teacher.own_totals:
-            mask_NT, counted = taught.mask_NT, totals.of("taught")
-        if teacher is not None and not teacher.is_loss:
-            return {"policy_loss": aggregate(term_NT, mask_NT, counted, self.reduction)}
-        loss = aggregate(term_NT, inputs.mask_NT, totals, self.reduction)
-        if teacher is None or taught is None:
-            return {"policy_loss": loss}
+        teacher, policys = self.teacher, (inputs.mask_NT, totals)
+        if teacher is None:
+            return {"policy_loss": aggregate(term_NT, *policys, self.reduction)}
+        taught = taught_of(inputs)
+        teachers = (taught.mask_NT, totals.of("taught")) if teacher.own_totals else policys
+        if not teacher.is_loss:
+            return {"policy_loss": aggregate(term_NT, *teachers, self.reduction)}
         values_NT = inputs.divergence_NT if teacher.kind == "divergence" else teacher.function(taught)
         assert values_NT is not None, "teacher_term=divergence needs divergence_NT"
         values_NT = select(values_NT * stale_weight(taught, teacher.largest_weight) * weights_NT, taught.mask_NT)
+        rest = 1 - teacher.coef if teacher.is_convex else 1.0
         return {
-            "policy_loss": (1 - teacher.coef if teacher.is_convex else 1.0) * loss,
-            "teacher_loss": teacher.coef * aggregate(values_NT, mask_NT, counted, self.reduction),
+            "policy_loss": rest * aggregate(term_NT, *policys, self.reduction),
+            "teacher_loss": teacher.coef * aggregate(values_NT, *teachers, self.reduction),
         }
 
     def _penalties(

@@ -127,7 +127,7 @@ def build(
             "cold_start.enabled=true needs covey.train; begin with the policy that `covey cold-start` made"
         )
     validate(config)
-    check_early(config, loads_model=given.model is None, loads_reference=given.compared.reference is None)
+    check_early(config, loads_model=given.model is None, loads_beside=given.compared.missing)
     accelerate_launch.check(config.model.precision, config.model.device)
     attention = attention_of(given)
     with collectives.process_group(config.timeouts.ranks, config.model.device), ExitStack() as closing:

@@ -98,7 +98,11 @@ class Arguments:
     def has_teacher_alone(self) -> bool:
         """Return True for rows that a teacher judges, and nothing else."""
         is_named = any(name.startswith(("recipe", "environment")) for name in self.settings)
-        return None not in (self.teacher, self.data) and self.environment is None and not is_named
+        section = self.settings.get("algorithm")
+        given = [self.settings.get(name) for name in ("algorithm.teacher", "algorithm__teacher")]
+        given += [section.get("teacher")] if isinstance(section, Mapping) else []
+        has_teacher = any(one is not None for one in (self.teacher, *given))
+        return has_teacher and self.data is not None and self.environment is None and not is_named
 
     @property
     def reward_list(self) -> list[objects.Reward]:

@@ -17,7 +17,7 @@ from covey.config import compose as settings
 from covey.config.auto_adjust import adjust_unset_options, find_shadowed_presets
 from covey.config.budget import resolve_budget
 from covey.config.checks import refuse_idle_cold_start
-from covey.config.early import check_early
+from covey.config.early import BESIDE, check_early
 from covey.config.engine_choice import this_machine
 from covey.config.schema import Config, setting_names
 from covey.config.validate import validate
@@ -91,7 +91,8 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         else:
             loads = verb not in WITHOUT_POLICY
             is_typed = source is None  # what a file names is imported once that was printed
-            found = check_early(config, loads_model=loads, loads_reference=loads, imports_rewards=is_typed)
+            beside = BESIDE if loads else ()
+            found = check_early(config, loads_model=loads, loads_beside=beside, imports_rewards=is_typed)
             warnings.extend(found)
 
     config = settings.to_unchecked(composed)

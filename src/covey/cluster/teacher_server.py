@@ -28,16 +28,21 @@ GENERATE = "/generate"
 """End of the address of an SGLang server."""
 
 
-def is_address(name: str | None) -> bool:
-    """Return True for the address of a server."""
-    return name is not None and name.startswith(("http://", "https://"))
+Place = Mapping[int, Any]
+"""Log-probs at one place of a text, by token."""
+Told = list[tuple[int, float]]
+"""Tokens with their log-probs."""
 
 
 class TeacherServer:
     """Asks a server for the log-probs of tokens that the policy sampled."""
 
-    def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Ask for the server's model. ValueError if absent, or of other tokens."""
+    def __init__(self, url: str, tokenizer: PreTrainedTokenizerBase, num_likeliest: int = 0) -> None:
+        """Ask for the server's model, and for log-probs of a text.
+
+        ValueError if absent, of other tokens, or without `num_likeliest` tokens at each place.
+        """
+        self._num_likeliest = num_likeliest
         self._url, self._is_sglang = url.rstrip("/"), url.rstrip("/").endswith(GENERATE)
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -45,44 +50,59 @@ class TeacherServer:
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._model = self._ask_model()
         self._check_tokens(tokenizer)
+        try:
+            self._told_of(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+        except RunStopped as error:
+            raise ValueError(str(error)) from error
 
     def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Callable[[], Tensor]:
         """Request log-probs, (L,); return a function that waits for them."""
+        told = self.likeliest(batch)
+        return lambda: told()[1][:, -1]
+
+    def likeliest(self, batch: MicroBatch) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Request the likeliest tokens, and last the sampled one.
+
+        Return a function that waits for their entries and log-probs, (L, K + 1) each.
+        """
         waiting = [
             self._pool.submit(self._of_sequence, one, start, end)
             for one in batch.rollouts
             for start, end in one.sequences
         ]
         like = batch.sampler_logprob_L
-        return lambda: like.new_tensor([value for future in waiting for value in future.result()])
 
-    def _of_sequence(self, rollout: Rollout, start: int, end: int) -> list[float]:
-        tokens = [*rollout.input_ids[start:end], rollout.target_ids[end - 1]]
-        body = self._body(tokens)
+        def wait() -> tuple[Tensor, Tensor]:
+            found = like.new_tensor([place for future in waiting for place in future.result()])
+            return found[..., 0].long(), found[..., 1]
+
+        return wait
+
+    def _of_sequence(self, rollout: Rollout, start: int, end: int) -> list[Told]:
+        told = self._told_of([*rollout.input_ids[start:end], rollout.target_ids[end - 1]])
+        return list(compress(told, rollout.loss_mask[start:end]))
+
+    def _told_of(self, tokens: Sequence[int]) -> list[Told]:
+        """Return the told tokens at each place but the first. RunStopped."""
+        body, k = self._body(tokens), self._num_likeliest
         try:
             answer = self._client.post(self._url if self._is_sglang else f"{self._url}/v1/completions", json=body)
             answer.raise_for_status()
-            found = _read_sglang(answer.json()) if self._is_sglang else _read_openai(answer.json(), tokens)
+            found = _read_sglang(answer.json()) if self._is_sglang else _read_openai(answer.json())
+            told = [_entries(place, token, k) for place, token in zip(found[1:], tokens[1:], strict=True)]
         except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
-            told = " ".join(str(error).split())[:200]
-            raise RunStopped(f"{SETTING}={self._url} gave no log-probs: {type(error).__name__}: {told}") from error
-        if len(found) != len(tokens):
-            raise RunStopped(f"{SETTING}={self._url} must judge {len(tokens)} tokens, it judged {len(found)}")
-        values = list(compress(found[1:], rollout.loss_mask[start:end]))
-        if missing := sum(value is None for value in values):
-            raise RunStopped(f"{SETTING}={self._url} gave no log-prob of {missing} tokens")
-        return [float(value) for value in values if value is not None]
+            said = f"{error} {error.response.text if isinstance(error, httpx.HTTPStatusError) else ''}"
+            said = " ".join(said.split())[:400]
+            raise RunStopped(f"{SETTING}={self._url} gave no log-probs: {type(error).__name__}: {said}") from error
+        return told
 
     def _body(self, tokens: Sequence[int]) -> dict[str, Any]:
         if self._is_sglang:
             sampling = {"max_new_tokens": 1, "temperature": 0.0}
-            return {
-                "input_ids": list(tokens),
-                "sampling_params": sampling,
-                "return_logprob": True,
-                "logprob_start_len": 0,
-            }
-        return {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
+            asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": self._num_likeliest}
+            return {"input_ids": list(tokens), "sampling_params": sampling, **asked}
+        asked = {"max_tokens": 1, "prompt_logprobs": max(1, self._num_likeliest)}
+        return {"model": self._model, "prompt": list(tokens), "temperature": 0.0, **asked}
 
     def _ask_model(self) -> str:
         base = self._url.removesuffix(GENERATE)
@@ -109,12 +129,25 @@ class TeacherServer:
             )
 
 
-def _read_openai(answer: Mapping[str, Any], tokens: Sequence[int]) -> list[float | None]:
-    """Read each token's log-prob from vLLM's answer, None of the first."""
+def _entries(place: Place, token: int, k: int) -> Told:
+    """Return the k likeliest tokens of a place, and last its own."""
+    if place.get(token) is None:
+        raise ValueError(f"it tells none of token {token}")
+    best = sorted(((name, float(value)) for name, value in place.items()), key=lambda one: -one[1])[:k]
+    if len(best) < k:
+        raise ValueError(f"{k} tokens at each place were asked for, it tells {len(best)}")
+    return [*best, (token, float(place[token]))]
+
+
+def _read_openai(answer: Mapping[str, Any]) -> list[Place]:
+    """Read each place from vLLM's answer, nothing of the first."""
     found = answer["choices"][0].get("prompt_logprobs", answer.get("prompt_logprobs"))
-    return [None if of is None else of[str(token)]["logprob"] for of, token in zip(found, tokens, strict=True)]
+    return [{int(name): value["logprob"] for name, value in (of or {}).items()} for of in found]
 
 
-def _read_sglang(answer: Mapping[str, Any]) -> list[float | None]:
-    """Read each token's log-prob from SGLang's answer, None of the first."""
-    return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]]
+def _read_sglang(answer: Mapping[str, Any]) -> list[Place]:
+    """Read each place from SGLang's answer, nothing of the first."""
+    told = answer["meta_info"]
+    own = told["input_token_logprobs"]
+    others = told.get("input_top_logprobs") or [None] * len(own)
+    return [{name: value for value, name, *_ in [*(best or ()), one]} for best, one in zip(others, own, strict=True)]

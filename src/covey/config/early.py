@@ -2,25 +2,31 @@
 
 import ast
 import importlib.util
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from covey.algorithm.teacher.settings import SELF, is_address
 from covey.config.schema import Config, group_choices
 from covey.environments.settings import part_configs
 from covey.policy.models.naming import check_device, check_name
-from covey.policy.settings import NANO
+from covey.policy.settings import NANO, ModelConfig
 from covey.system.extensions import CALLBACKS
 from covey.system.hub import HUB_NAME, check_hub_model
 from covey.system.lookup import is_function_path, near, resolve
+
+BESIDE = ("reference_model", "teacher")
+"""Settings of the algorithm that name models beside the policy."""
+TOKENIZER = "tokenizer.json"
 
 
 def check_early(
     config: Config,
     *,
     loads_model: bool = True,
-    loads_reference: bool = True,
+    loads_beside: Collection[str] = BESIDE,
     asks_hub: bool = True,
     imports_rewards: bool = False,
 ) -> list[str]:
@@ -37,9 +43,10 @@ def check_early(
     if loads_model:
         check_device(config.model.device)
         warnings += _check_model(config.model.name, asks_hub, config.model.code)
-    compared = config.algorithm.reference_model
-    if compared is not None and loads_reference:
-        warnings += _check_reference_model(compared, asks_hub, config.model.code)
+    for setting in loads_beside:
+        name = vars(config.algorithm)[setting]
+        if name not in (None, SELF) and not is_address(name):
+            warnings += _check_beside(f"algorithm.{setting}=", name, config.model, asks_hub)
     for name in config.output.callbacks:
         if ":" in name and not _is_plausible(name):
             resolve(name, {})
@@ -75,14 +82,29 @@ def _check_reward(entry: object, imports: bool) -> None:
         find_reward(spec)  # which says what is wrong
 
 
-def _check_reference_model(name: str, asks_hub: bool, code: str | None) -> Iterator[str]:
+def _check_beside(setting: str, name: str, model: ModelConfig, asks_hub: bool) -> Iterator[str]:
     try:
-        yield from (text.replace("model.name=", REFERENCE) for text in _check_model(name, asks_hub, code))
+        yield from (text.replace("model.name=", setting) for text in _check_model(name, asks_hub, model.code))
     except ValueError as error:
-        raise ValueError(str(error).replace("model.name=", REFERENCE)) from error
+        raise ValueError(str(error).replace("model.name=", setting)) from error
+    own, its = (_numbers(Path(one) / TOKENIZER) for one in (model.name, name))
+    for token in own.keys() & its.keys():
+        if own[token] != its[token]:
+            raise ValueError(
+                f"{setting}{name} must have the policy's tokens, its tokenizer numbers others: {token!r} is "
+                f"{its[token]}, and {own[token]} in {model.name}"
+            )
 
 
-REFERENCE = "algorithm.reference_model="
+def _numbers(file: Path) -> dict[str, int]:
+    """Return a tokenizer's tokens with their numbers; nothing if unreadable."""
+    try:
+        saved = json.loads(file.read_bytes())
+        listed = saved["model"]["vocab"]
+        known = listed if isinstance(listed, dict) else {piece: place for place, (piece, _) in enumerate(listed)}
+        return known | {one["content"]: one["id"] for one in saved["added_tokens"]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # as loading says, in its own words
+        return {}
 
 
 def _check_model(name: str, asks_hub: bool, code: str | None = None) -> Iterator[str]:

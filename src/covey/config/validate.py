@@ -18,6 +18,7 @@ from covey.config.checks import (
 from covey.config.rules.devices import check_devices
 from covey.config.rules.options import check_option_needs, check_option_values, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
+from covey.config.rules.teacher import check_teacher
 from covey.config.schema import Config
 from covey.environments.data.settings import DataConfig
 from covey.environments.registry import environment_class
@@ -195,6 +196,7 @@ def check_functions(config: Config) -> None:
     from covey.algorithm.credit.shaping import SHAPING
     from covey.algorithm.credit.turns import TURN_CREDIT, chosen_turn_credit
     from covey.algorithm.losses import LOSSES
+    from covey.algorithm.teacher.terms import TERMS, choose_lessons
 
     algorithm = config.algorithm
     if algorithm.loss in LOSSES:
@@ -210,6 +212,9 @@ def check_functions(config: Config) -> None:
         _check_function("selection", algorithm.selection, SELECTION, algorithm.selection_options)
     if algorithm.group_filter is not None:
         _check_function("group_filter", algorithm.group_filter, GROUP_FILTERS, algorithm.group_filter_options)
+    if algorithm.teacher is not None:
+        check_option_values("algorithm.teacher_options", TERMS[algorithm.teacher_term], algorithm.teacher_options)
+        check_option_values("algorithm.teacher_selection", choose_lessons, algorithm.teacher_selection)
     _check_sizes(config)
     _check_objective(config)
 
@@ -320,6 +325,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_needs,
     check_curriculum_class,
     check_parts,
+    check_teacher,
 )
 """Rules in this order: cheap and plain ones first. `check_functions` is the last."""
 

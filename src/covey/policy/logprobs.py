@@ -104,6 +104,23 @@ class Distance:
     """Log-prob of the token under the frozen model."""
 
 
+class Comparison(Protocol):
+    """A question for the distance from a frozen model over the vocabulary."""
+
+    @property
+    def measure(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Take both logits, (L, V), divided by temperatures; return (L,)."""
+        ...
+
+    def rows(self, policy: Policy, batch: MicroBatch) -> list[Tensor]:
+        """Return the head inputs, or other rows that begin with L."""
+        ...
+
+    def logits(self, rows: Sequence[Tensor], sampling: Sampling) -> Tensor:
+        """Return the logits of these rows, divided by the temperature."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A frozen model that the policy is compared with over the vocabulary."""
@@ -133,11 +150,11 @@ class Compared:
         read, found = self.reads(batch), []
         for model in self.models:
             with model.active() as other:
-                found.append(_spread(_reference_rows(policy, other, read), batch) if read else _nothing(other, batch))
+                found.append(spread(_reference_rows(policy, other, read), batch) if read else _nothing(other, batch))
         return found
 
 
-NOTHING: Mapping[str, Compared] = {}
+NOTHING: Mapping[str, Comparison] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +165,7 @@ class Chunk:
     target_L: Tensor
     kept: AllowedTokens | None
     """None where filters are off or found from the policy's own logits."""
-    compared: tuple[tuple[Compared, tuple[Tensor, ...]], ...]
+    compared: tuple[tuple[Comparison, tuple[Tensor, ...]], ...]
     """Frozen models, with their head inputs."""
 
 
@@ -157,7 +174,7 @@ def score_tokens(
     batch: MicroBatch,
     scoring: Scoring,
     kept: AllowedTokens | None = None,
-    compared: Mapping[str, Compared] = NOTHING,
+    compared: Mapping[str, Comparison] = NOTHING,
     predicted_L: Tensor | None = None,
 ) -> PassScores:
     """Score the loss tokens under the distribution they were drawn from.
@@ -199,7 +216,7 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
 
 
 def _score(
-    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None, compared: Sequence[Compared]
+    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None, compared: Sequence[Comparison]
 ) -> tuple[Tensor, ...]:
     chunk = scoring.num_rows(batch)
     pieces = []
@@ -238,20 +255,19 @@ def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
     return other.run_forward(lambda: _head_input(other, batch))
 
 
-def _spread(rows_KC: Tensor, batch: MicroBatch) -> Tensor:
-    """Put rows of judged tokens at their places among all."""
-    if len(rows_KC) == len(batch.target_L):
-        return rows_KC
-    assert batch.taught_L is not None, "it says which tokens are judged"
-    return rows_KC.new_zeros(len(batch.target_L), rows_KC.shape[1]).index_put(
-        (batch.taught_L.nonzero()[:, 0],), rows_KC
-    )
-
-
 def _nothing(policy: Policy, batch: MicroBatch) -> Tensor:
     config = policy.causal_lm.config.get_text_config(decoder=True)
     width = config.hidden_size if policy.head_is_linear else config.vocab_size
     return torch.zeros(len(batch.target_L), width, dtype=policy.causal_lm.dtype, device=policy.device)
+
+
+def spread(values_K: Tensor, batch: MicroBatch) -> Tensor:
+    """Put values of judged tokens at their places among all, 0 elsewhere."""
+    if len(values_K) == len(batch.target_L):
+        return values_K
+    assert batch.taught_L is not None, "it says which tokens are judged"
+    grid_L = values_K.new_zeros(len(batch.target_L), *values_K.shape[1:])
+    return grid_L.index_put((batch.taught_L.nonzero()[:, 0],), values_K)
 
 
 def _logits(policy: Policy, rows: Tensor) -> Tensor:
@@ -260,7 +276,7 @@ def _logits(policy: Policy, rows: Tensor) -> Tensor:
 
 
 def _chunks(
-    policy: Policy, batch: MicroBatch, chunk: int, kept: AllowedTokens | None, compared: Sequence[Compared]
+    policy: Policy, batch: MicroBatch, chunk: int, kept: AllowedTokens | None, compared: Sequence[Comparison]
 ) -> Iterator[Chunk]:
     rows = _head_input(policy, batch).split(chunk)
     filters: Sequence[AllowedTokens | None] = [None] * len(rows) if kept is None else kept.split(chunk)

@@ -3,9 +3,10 @@
 Shapes: L loss tokens, C hidden width, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,13 +14,28 @@ from torch import Tensor
 from covey.policy.logprobs import (
     AllowedTokens,
     Compared,
+    Comparison,
     ReferenceElsewhere,
     Scoring,
     reference_logprobs,
     score_tokens,
+    spread,
 )
+from covey.policy.policy import Policy
 from covey.policy.reference import Reference
-from covey.types import MicroBatch, RunStopped
+from covey.types import MicroBatch, RunStopped, Sampling
+
+Likeliest = tuple[Tensor, Tensor]
+"""Entries of the likeliest tokens, last that of the sampled one, and their log-probs, (L, K + 1) each."""
+
+
+@runtime_checkable
+class TellsLikeliest(Protocol):
+    """A model behind a server, which tells its likeliest tokens alone."""
+
+    def likeliest(self, batch: MicroBatch) -> Callable[[], Likeliest]:
+        """Start computing; return a function that waits for them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,13 +86,26 @@ def teacher_logprobs(
         found_L = _own_logprobs(teacher, teacher.model, read, scoring, kept)
         judged = lambda: found_L  # noqa: E731 # a name for each way
 
+    return cache(lambda: spread(check_logprobs(judged(), read), batch))
+
+
+def ask_likeliest(teacher: Teacher, batch: MicroBatch) -> Callable[[], Likeliest] | None:
+    """Request the likeliest tokens of a model behind a server, once.
+
+    None for a model whose logits are here.
+    """
+    if not isinstance(teacher.model, TellsLikeliest):
+        return None
+    read = teacher.read(batch)
+    if read is None:
+        grid_L1 = torch.zeros_like(batch.target_L)[:, None]
+        return lambda: (grid_L1, grid_L1.to(batch.sampler_logprob_L))
+    asked = teacher.model.likeliest(read)
+
     @cache
-    def finish() -> Tensor:
-        found_L = check_logprobs(judged(), read)
-        if len(found_L) == len(batch.target_L):
-            return found_L
-        assert batch.taught_L is not None, "it says which tokens are judged"
-        return found_L.new_zeros(len(batch.target_L)).index_put((batch.taught_L.nonzero()[:, 0],), found_L)
+    def finish() -> Likeliest:
+        entries_LK, logprobs_LK = asked()
+        return spread(entries_LK, batch), spread(check_logprobs(logprobs_LK, read), batch)
 
     return finish
 
@@ -91,8 +120,39 @@ def _own_logprobs(
         return score_tokens(policy, batch, scoring, kept, mixed).compared["mixed"].logprob_L
 
 
-def teacher_distance(teacher: Teacher, measure: Callable[[Tensor, Tensor], Tensor]) -> Compared:
+@dataclass(frozen=True, slots=True)
+class ComparedByLikeliest:
+    """Distributions of which the likeliest tokens are told, at the teacher's temperature.
+
+    All others share what is left.
+    """
+
+    measure: Callable[[Tensor, Tensor], Tensor]
+    told: Likeliest
+    num_entries: int
+
+    def rows(self, policy: Policy, batch: MicroBatch) -> list[Tensor]:
+        """Return the told entries and their log-probs."""
+        entries_LK, logprobs_LK = self.told
+        return [entries_LK, logprobs_LK.to(torch.promote_types(policy.precision, torch.float32))]
+
+    def logits(self, rows: Sequence[Tensor], sampling: Sampling) -> Tensor:
+        """Return log-probs of all entries, (L, V)."""
+        entries_LK, logprobs_LK = rows
+        is_again_L = (entries_LK[:, :-1] == entries_LK[:, -1:]).any(1)
+        told_L = logprobs_LK[:, :-1].double().exp().sum(1) + (logprobs_LK[:, -1].double().exp() * ~is_again_L)
+        num_others_L = self.num_entries - entries_LK.shape[1] + is_again_L
+        rest_L = ((1 - told_L).clamp(min=LEAST_REST) / num_others_L.clamp(min=1)).log().to(logprobs_LK)
+        return rest_L[:, None].repeat(1, self.num_entries).scatter(1, entries_LK, logprobs_LK)
+
+
+def teacher_distance(
+    teacher: Teacher, measure: Callable[[Tensor, Tensor], Tensor], policy: Policy, told: Likeliest | None = None
+) -> Comparison:
     """Return the question for the distance from a teacher over the vocabulary."""
+    if told is not None:
+        num_entries = int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
+        return ComparedByLikeliest(measure, told, num_entries)
     assert isinstance(teacher.model, Reference), "logits of another process do not travel"
     models = (teacher.model,) if teacher.live is None else (teacher.model, teacher.live)
     return Compared(measure, models, teacher.rate, teacher.temperature, teacher.read)
@@ -100,7 +160,7 @@ def teacher_distance(teacher: Teacher, measure: Callable[[Tensor, Tensor], Tenso
 
 def check_logprobs(found_L: Tensor, batch: MicroBatch) -> Tensor:
     """Return a teacher's log-probs. RunStopped if one is missing or above 0."""
-    bad_L = found_L.isnan() | (found_L > LARGEST)
+    bad_L = (found_L.isnan() | (found_L > LARGEST)).view(len(found_L), -1).any(1)
     if bool(bad_L.any()):
         names = {batch.prompt_ids[row] for row in batch.row_L[bad_L].tolist()}
         raise RunStopped(
@@ -112,3 +172,5 @@ def check_logprobs(found_L: Tensor, batch: MicroBatch) -> Tensor:
 
 LARGEST = 1e-3
 """Log-prob that rounding may come to."""
+LEAST_REST = 1e-35
+"""Least probability that is left to tokens of which nothing is told."""

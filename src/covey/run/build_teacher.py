@@ -7,8 +7,8 @@ from itertools import accumulate
 from torch import nn
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.algorithm.teacher.settings import SELF, asks_for_gold
-from covey.cluster.teacher_server import TeacherServer, is_address
+from covey.algorithm.teacher.settings import SELF, asks_for_gold, is_address
+from covey.cluster.teacher_server import TeacherServer
 from covey.config.schema import Config
 from covey.policy.logprobs import ReferenceElsewhere
 from covey.policy.models.reference_model import load_reference_model, reference_in_memory, vocabulary_of
@@ -38,51 +38,27 @@ def build_teacher(
         return None
     temperature = algorithm.teacher_temperature
     if algorithm.teacher != SELF:
-        if is_address(algorithm.teacher):
-            _check_server(config)
-        return _check_term(Teacher(_other_model(config, policy, reference, given), temperature=temperature), algorithm)
+        return Teacher(_other_model(config, policy, reference, given), temperature=temperature)
     live = Reference(policy, None, is_own=True)
     if algorithm.teacher_weights == "live":
         return Teacher(live, temperature=temperature)
     if algorithm.teacher_weights == "ema":
         moving = make_reference(policy, refreshed=True)
         return Teacher(moving, rate=algorithm.teacher_rate, follows=True, temperature=temperature)
-    first = reference if reference is not None and _is_first(algorithm) else make_reference(policy, refreshed=False)
+    is_shared = _is_shared(reference, algorithm) and algorithm.reference_model is None
+    first = reference if reference is not None and is_shared else make_reference(policy, refreshed=False)
     if algorithm.teacher_weights == "base":
-        return _check_term(Teacher(first, temperature=temperature), algorithm)
+        return Teacher(first, temperature=temperature)
     return Teacher(first, live, algorithm.teacher_rate, temperature=temperature)
 
 
-def _check_term(teacher: Teacher, algorithm: AlgorithmConfig) -> Teacher:
-    """Refuse a divergence from a model of another process. ValueError."""
-    if algorithm.teacher_term == "divergence" and not isinstance(teacher.model, Reference):
-        raise ValueError(
-            f"algorithm.teacher_term=divergence needs a teacher in this process, got {SETTING}={algorithm.teacher}: "
-            "algorithm.teacher_term=sampled reads sampled tokens alone"
-        )
-    return teacher
+def _is_shared(reference: Reference | ReferenceElsewhere | None, algorithm: AlgorithmConfig) -> bool:
+    """Return True where the reference can be the teacher, too.
 
-
-def _check_server(config: Config) -> None:
-    """Refuse what the log-probs of a server are not: ValueError."""
-    sampling, wanted = config.sampling, config.algorithm.teacher_temperature or config.sampling.temperature
-    got = {
-        f"algorithm.teacher_temperature={wanted:g}": wanted not in (0.0, 1.0),
-        f"sampling.top_p={sampling.top_p:g}": sampling.top_p < 1,
-        f"sampling.top_k={sampling.top_k}": sampling.top_k > 0,
-        f"sampling.min_p={sampling.min_p:g}": sampling.min_p > 0,
-        f"model.kind={config.model.kind}": config.model.kind != "causal",
-    }
-    if wrong := [name for name, is_wrong in got.items() if is_wrong]:
-        raise ValueError(
-            f"{SETTING}={config.algorithm.teacher} needs algorithm.teacher_temperature=1, no filter of sampling and "
-            f"model.kind=causal, for a server tells log-probs at temperature 1, got {wrong[0]}"
-        )
-
-
-def _is_first(algorithm: AlgorithmConfig) -> bool:
-    """Return True where the reference is the policy as it began."""
-    return algorithm.reference_model is None and not algorithm.refreshes_reference
+    One of another process tells log-probs of sampled tokens alone.
+    """
+    is_told = algorithm.teacher_term != "divergence" and algorithm.teacher_weights != "trust_region"
+    return not algorithm.refreshes_reference and (is_told or isinstance(reference, Reference))
 
 
 def _other_model(
@@ -91,11 +67,12 @@ def _other_model(
     name, algorithm = config.algorithm.teacher, config.algorithm
     assert name is not None, "asked for by a setting"
     if is_address(name):
-        return TeacherServer(name, policy.tokenizer)
+        is_told = algorithm.teacher_term == "divergence"
+        return TeacherServer(name, policy.tokenizer, algorithm.teacher_options["top_k"] if is_told else 0)
     if given is not None:
         return reference_in_memory(given, config.model, policy, SETTING)
     is_same = (name, None) == (algorithm.reference_model, algorithm.reference_revision)
-    if reference is not None and is_same and not algorithm.refreshes_reference:
+    if reference is not None and is_same and _is_shared(reference, algorithm):
         return reference
     return load_reference_model(config.model, name, None, vocabulary_of(policy), seed=config.seed, setting=SETTING)
 

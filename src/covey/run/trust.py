@@ -36,9 +36,9 @@ HARMLESS = ("kinds",)
 """Settings whose values look like it but are keys of a table."""
 ACTS = ("url", "servers", "address", "command", "python", "id", "trackers")
 """Settings that name servers of completions, weights or numbers, commands, interpreters, and a verifiers module."""
-FETCHES = ("path", "reference_model", "model", "judge")
+FETCHES = ("path", "reference_model", "teacher", "model", "judge")
 """Settings that name data and models, which a hub is asked for with this user's token unless they are files here."""
-HUB_NAME = re.compile(r"(?!nano[\w-]*$)(?:[\w-]+(?:/[\w.-]+)?|\w+://.*)")
+HUB_NAME = re.compile(r"(?!(?:nano[\w-]*|self)$)(?:[\w-]+(?:/[\w.-]+)?|\w+://.*)")
 """Name of something on a hub, or an address."""
 
 

@@ -57,10 +57,6 @@ def make_rows(
     ]
 
 
-def _lesson(rollout: Rollout, read: Rollout | None) -> tuple[Rollout | None, bool]:
-    return None if read is rollout else read, read is not None
-
-
 def _of_tokens(rollout: Rollout, advantage: Advantage) -> tuple[float, ...]:
     if not isinstance(advantage, Sequence):
         return (float(advantage),) * rollout.num_loss_tokens

@@ -25,7 +25,7 @@ from covey.algorithm.metrics import LOSS_TERMS, Average, Sums
 from covey.algorithm.objective import BatchStatistics, Objective
 from covey.policy.logprobs import (
     AllowedTokens,
-    Compared,
+    Comparison,
     PassScores,
     ReferenceElsewhere,
     Scoring,
@@ -36,7 +36,7 @@ from covey.policy.logprobs import (
 )
 from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference
-from covey.policy.teacher import Teacher, teacher_distance, teacher_logprobs
+from covey.policy.teacher import Likeliest, Teacher, ask_likeliest, teacher_distance, teacher_logprobs
 from covey.system import collectives
 from covey.trainer.batch import unflatten
 from covey.types import Group, MicroBatch, RunStopped
@@ -70,6 +70,8 @@ class FrozenLogProbs:
     """No update has been made since."""
     teacher: Callable[[], Tensor] | None = None
     """Returns the teacher's log-probs, (L,)."""
+    told: Callable[[], Likeliest] | None = None
+    """Returns the likeliest tokens of a teacher behind a server."""
 
     def reference_logprobs(self) -> Tensor | None:
         """Return the reference's log-probs, (L,), once they are there."""
@@ -85,7 +87,7 @@ def score_frozen(
     """
     objective, scoring = forward.objective, forward.scoring
     teacher = forward.teacher if asks_teacher else None
-    kept, old, reference, judged = None, None, None, None
+    kept, old, reference, judged, told = None, None, None, None, None
     with inference(forward.policy.model):
         if scoring.sampling.filters and (several or objective.needs_reference or teacher is not None):
             kept = allowed_tokens(forward.policy, batch, scoring)
@@ -94,10 +96,12 @@ def score_frozen(
     if objective.needs_reference:
         assert forward.reference is not None, "the objective needs a reference"
         reference = ask_reference(forward.reference, batch, scoring, kept)
-    if teacher is not None and not objective.needs_divergence:
+    if teacher is not None and objective.needs_divergence:
+        told = ask_likeliest(teacher, batch)
+    elif teacher is not None:
         shares = reference is not None and teacher.repeats(forward.reference, batch)
         judged = reference if shares else teacher_logprobs(teacher, batch, scoring, kept)
-    return FrozenLogProbs(batch, old, reference, kept, teacher=judged)
+    return FrozenLogProbs(batch, old, reference, kept, teacher=judged, told=told)
 
 
 def ask_reference(
@@ -129,14 +133,15 @@ def precompute_logprob_grad(
 
 def score(forward: ScoringContext, prepared: FrozenLogProbs, predicted_L: Tensor | None = None) -> PassScores:
     """Score the tokens under the current policy, with gradient if enabled."""
-    compared: dict[str, Compared] = {}
+    compared: dict[str, Comparison] = {}
     if forward.objective.needs_full_kl:
         assert isinstance(forward.reference, Reference), "logits of another process do not travel"
         compared[REFERENCE] = exact_kl(forward.reference)
     if forward.objective.needs_divergence:
         assert forward.teacher is not None, "a divergence is from a teacher"
         assert forward.objective.teacher is not None, "and a term of the objective"
-        compared[TEACHER] = teacher_distance(forward.teacher, forward.objective.teacher.function)
+        told = None if prepared.told is None else prepared.told()
+        compared[TEACHER] = teacher_distance(forward.teacher, forward.objective.teacher.function, forward.policy, told)
     return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, compared, predicted_L)
 
 
@@ -171,6 +176,7 @@ def objective_inputs(prepared: FrozenLogProbs, scores: PassScores) -> ObjectiveI
         full_kl_NT=rows(scores.compared[REFERENCE].value_L) if REFERENCE in scores.compared else None,
         divergence_NT=rows(scores.compared[TEACHER].value_L) if TEACHER in scores.compared else None,
         teacher_log_probs_NT=None if judged_L is None else rows(judged_L),
+        position_NT=None if judged_L is None else flags(batch.position_ids_BT.flatten()[batch.source_L]),
     )
 
 

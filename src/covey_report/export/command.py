@@ -95,7 +95,9 @@ def policy_of(given: Path) -> tuple[Path, Path]:
 
 
 def _check_adapters(source: Path, flags: Mapping[str, str]) -> None:
-    """Refuse for adapters what needs a whole model. ValueError."""
+    """Refuse for adapters what needs a whole model, and the reverse. ValueError."""
+    if "--merge" in flags and not (source / ADAPTERS).is_file():
+        raise ValueError(f"--merge needs adapters, and {source} is a whole model: leave it out")
     if not (source / ADAPTERS).is_file() or _is_merged(source, flags):
         return
     for flag in ("--dtype", "--gguf"):

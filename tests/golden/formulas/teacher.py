@@ -39,8 +39,8 @@ def advantages(params: Params, inputs: Inputs) -> list[list[Real]]:
             options, sizes = params["prefix_weight"], [abs(value) for value in x]
             total = max(sum(sizes), options["eps"])
             x = [value * (1 + options["gamma"] * (1 - sum(sizes[:t], MP.mpf(0)) / total)) for t, value in enumerate(x)]
-        gamma = params["discount"]
-        sums = [sum((gamma ** (s - t) * x[s] for s in range(t, len(x))), MP.mpf(0)) for t in range(len(x))]
+        gamma, at = params["discount"], inputs.get("positions", [range(len(row))] * len(mask))[i]
+        sums = [sum((gamma ** (at[s] - at[t]) * x[s] for s in range(t, len(x))), MP.mpf(0)) for t in range(len(x))]
         of_rewards = params.get("reward_weight", 1) * inputs.get("advantages", [MP.mpf(0)] * len(mask))[i]
         found.append([(of_rewards if m else 0) - (params["coef"] * value if own else 0)
                       for m, own, value in zip(row, taught[i], sums, strict=True)])  # fmt: skip

@@ -19,6 +19,7 @@ def sampled(draw: Draw) -> list[Given]:
     alone, torn, thin = (
         {name: values for name, values in given.items() if name != "advantages"} for given in (plain, holes, empty)
     )
+    places = {"positions": [[3, 4, 9, 10, 17], [0, 2, 3, 4, 5], [1, 2, 3, 40, 41], [5, 9, 10, 11, 12]]}
     some = {"teacher_mask": [1.0, 0.0, 1.0, 1.0]}
     log_probs = [name for name in plain if name.endswith("log_probs")]
     never = [[-INF, *row[1:]] for row in plain["teacher_log_probs"]]
@@ -33,6 +34,7 @@ def sampled(draw: Draw) -> list[Given]:
     return [
         *(Given("three bases", a | {"base": base}, plain) for base in ("current", "old", "behaviour")),
         *(Given("a discount, also over holes", a | {"discount": 0.8}, given) for given in (plain, holes)),
+        Given("a discount over places, between which others wrote", a | {"discount": 0.8}, plain | places),
         Given("early tokens weigh more", a | {"prefix_weight": {"gamma": 0.5, "eps": 1e-8}}, holes),
         Given("a clipped gap", a | clipped | {"clip": 0.4}, plain),
         Given("rewards weigh less", a | clipped | {"reward_weight": 0.25}, plain),

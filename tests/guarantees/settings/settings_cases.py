@@ -80,6 +80,7 @@ def judges(value: Any, reward: str, **changes: Any) -> Case:
 SGD = {"optimizer.name": "sgd", "optimizer.lr": 0.5, "optimizer.max_grad_norm": 0.0}
 KL = {"algorithm__kl_coef": 1.0}
 TAUGHT: dict[str, Any] = {"teacher": "self", "teacher_shows": ["gold"]}
+WARM = {"algorithm.teacher_temperature": 2.0}
 APART = {**TAUGHT, "teacher_term": "sampled"}
 STEERED = {"algorithm.kl_coef": 0.5, "algorithm.target_kl": 1e-9}
 TIS = {"algorithm__correction": "truncate"}
@@ -395,7 +396,7 @@ CASES: dict[str, Case | Refused] = {
     ),
     "algorithm.high_entropy_fraction": trains(0.3),
     "algorithm.teacher": trains("policy"),
-    "algorithm.teacher_shows": learns(["gold"], teacher="self"),
+    "algorithm.teacher_shows": learns(["gold"], teacher="self", teacher_temperature=1.0),
     "algorithm.teacher_template": learns("{text} ", **TAUGHT),
     "algorithm.teacher_selection": learns({"threshold": 2.0}, teacher="self", teacher_shows=["solution"]),
     "algorithm.gold_column": learns("level", **TAUGHT),
@@ -524,10 +525,10 @@ OFF: dict[str, Settings] = {
         "engine.name": "vllm"
     },
     BY_TURN[0].condition: {"algorithm.advantage": "passk", "algorithm.advantage_options": {"k": 2}},
-    "algorithm.teacher_shows to name something": {"algorithm.teacher": "self"},
-    "model.lora_rank = 0 (the mean of adapters is no adapter)": {"algorithm.teacher": "self", **LORA},
+    "algorithm.teacher_shows to name something": {"algorithm.teacher": "self", **WARM},
+    "model.lora_rank = 0 (the mean of adapters is no adapter)": {"algorithm.teacher": "self", **WARM, **LORA},
     "algorithm.teacher = self": {"algorithm.teacher": "policy"},
-    "algorithm.teacher_term = sampled or divergence": {"algorithm.teacher": "self"},
+    "algorithm.teacher_term = sampled or divergence": {"algorithm.teacher": "self", **WARM},
     "algorithm.sft_answers = best": {"algorithm.sft_coef": 1.0},
     "algorithm.selection = null": {"algorithm.selection": "top_k", "algorithm.selection_options": {"k": 2}},
     "data.path set": {"environment.name": "countdown"},

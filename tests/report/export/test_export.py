@@ -90,6 +90,7 @@ def test_an_adapter_is_exported_with_its_base_or_merged(runs: dict[str, Path], t
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     base = AutoModelForCausalLM.from_pretrained(runs["whole"].parent / "base")
     assert float((found - logits(base, tmp_path / "merged")).abs().max()) > 1e-3
+    assert main(["export", str(runs["whole"]), "--to", str(tmp_path / "again"), "--merge"]) == 2
 
 
 def test_the_card_says_what_was_trained_and_how_to_verify_it(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ BY_ITSELF = Requires("algorithm.teacher = self", ("algorithm.teacher",), lambda 
 SHOWS = Requires("algorithm.teacher_shows to name something", ("algorithm.teacher_shows",), bool)
 
 
+def is_address(name: str | None) -> bool:
+    """Return True for the address of a server."""
+    return name is not None and name.startswith(("http://", "https://"))
+
+
 def asks_for_gold(shown: Sequence[str], coef: float, answers: str) -> bool:
     """Return True if right answers are shown or learnt."""
     return "gold" in shown or (coef > 0 and answers == "gold")
@@ -28,6 +33,12 @@ GIVEN_GOLD = Requires(
     "algorithm.teacher_shows with gold, or a supervised term on gold",
     ("algorithm.teacher_shows", "algorithm.sft_coef", "algorithm.sft_answers"),
     asks_for_gold,
+)
+DIFFERS = Requires(
+    "algorithm.teacher_shows=[gold], [solution] or [feedback], or algorithm.teacher_temperature: a policy that sees "
+    "nothing more is no teacher, and algorithm.kl_coef keeps to the first one",
+    ("algorithm.teacher_shows", "algorithm.teacher_temperature"),
+    lambda shown, temperature: bool(shown) or temperature is not None,
 )
 WHOLE = Requires(
     "model.lora_rank = 0 (the mean of adapters is no adapter)", ("model.lora_rank",), lambda rank: rank == 0
@@ -48,7 +59,10 @@ class TeacherSettings(Section):
 
     teacher: str | None = setting(
         None,
-        needs=Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp"),
+        needs=(
+            Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp"),
+            DIFFERS.for_value(SELF),
+        ),
     )
     """Teacher of what the policy samples (on-policy distillation): a model's folder or hub name of the policy's
     tokens, the address of a server, or self; null has none."""

@@ -36,6 +36,8 @@ class Taught:
     teacher_log_probs_NT: Tensor
     mask_NT: Tensor
     """True for loss tokens of rollouts that have a teacher."""
+    position_NT: Tensor | None = None
+    """Places in the text; None: the columns are places."""
 
     def gap(self, base_NT: Tensor, clip: float | None = None) -> Tensor:
         """Return x = base - teacher, clamped, 0 outside the mask."""
@@ -48,7 +50,7 @@ def taught_of(inputs: ObjectiveInputs) -> Taught:
     old_NT, sampler_NT = inputs.old_log_probs_NT, inputs.sampler_log_probs_NT
     assert inputs.teacher_log_probs_NT is not None, "a teacher needs teacher_log_probs_NT"
     mask_NT = inputs.mask_NT if inputs.teacher_mask_NT is None else inputs.mask_NT & inputs.teacher_mask_NT
-    return Taught(inputs.log_probs_NT, old_NT, sampler_NT, inputs.teacher_log_probs_NT, mask_NT)
+    return Taught(inputs.log_probs_NT, old_NT, sampler_NT, inputs.teacher_log_probs_NT, mask_NT, inputs.position_NT)
 
 
 def teacher_sums(inputs: ObjectiveInputs, term: "TeacherTerm") -> Sums:
@@ -74,8 +76,8 @@ def advantage(
 ) -> Tensor:
     """Return -x, (N, T), without gradient: the reverse KL as an advantage.
 
-    MiniLLM, arXiv 2306.08543; Qwen3, arXiv 2505.09388. `discount` gamma adds gamma^(s - t) times the gaps of later
-    tokens s; 1 is the whole gradient of the sequence's KL. `prefix_gamma` weighs tokens by 1 + gamma (1 - the share
+    MiniLLM, arXiv 2306.08543; Qwen3, arXiv 2505.09388. `discount` gamma adds gamma^(s - t) times the gaps at later
+    places s; 1 is the whole gradient of the sequence's KL. `prefix_gamma` weighs tokens by 1 + gamma (1 - the share
     of |x| before them) (IW-OPD, arXiv 2606.22600).
     """
     gap_NT = taught.gap(BASES[base](taught).detach(), clip)
@@ -84,9 +86,12 @@ def advantage(
         before_NT = size_NT.cumsum(1) - size_NT
         gap_NT = gap_NT * (1 + prefix_gamma * (1 - before_NT / size_NT.sum(1, keepdim=True).clamp(min=LEAST_SUM)))
     if discount:
-        columns = list(gap_NT.unbind(1))
+        columns, place_NT = list(gap_NT.unbind(1)), taught.position_NT
+        place_NT = torch.arange(gap_NT.shape[1]).expand_as(gap_NT) if place_NT is None else place_NT
+        # A branch begins again at place 0; so does what pads
+        fades_NT = discount ** place_NT.diff(dim=1).clamp(min=0).to(gap_NT)
         for place in range(len(columns) - 2, -1, -1):
-            columns[place] = columns[place] + discount * columns[place + 1]
+            columns[place] = columns[place] + fades_NT[:, place] * columns[place + 1]
         gap_NT = torch.stack(columns, dim=1)
     return -select(gap_NT, taught.mask_NT)
 

@@ -40,12 +40,12 @@ def check_option_needs(setting: str, name: str, function: Callable[..., Any], op
 
 
 OPTION_BOUNDS: Mapping[str, Bounds] = {
-    "k": Bounds(ge=1),
-    "ddof": Bounds(ge=0, le=1),
+    **dict.fromkeys(("k", "top_k"), Bounds(ge=1)),
+    **dict.fromkeys(("ddof", "discount"), Bounds(ge=0, le=1)),
     "cov_ratio": Bounds(gt=0, le=1),
     **dict.fromkeys(("dual_clip", "two_sided_delta"), Bounds(gt=1)),  # below 1 a token on the policy has no gradient
-    **dict.fromkeys(("tau_pos", "tau_neg", "temperature", "ratio_max", "ratio_cap", "f_norm"), Bounds(gt=0)),
-    **dict.fromkeys(("eps", "eps_low", "eps_high", "atol", "ratio_min"), Bounds(ge=0)),
+    **dict.fromkeys(("clip", "tau_pos", "tau_neg", "temperature", "ratio_max", "ratio_cap", "f_norm"), Bounds(gt=0)),
+    **dict.fromkeys(("eps", "eps_low", "eps_high", "atol", "ratio_min", "prefix_gamma"), Bounds(ge=0)),
     **dict.fromkeys(("div", "div_low", "div_high", "adv_tau", "kl_tau", "kl_coef", "beta"), Bounds(ge=0)),
 }
 """Bounds of an option of this name, of any built-in function."""

@@ -28,6 +28,12 @@ class FrozenModels:
     reference: nn.Module | None = None
     teacher: nn.Module | None = None
 
+    @property
+    def missing(self) -> list[str]:
+        """Name the settings of models that are not in memory."""
+        given = {"reference_model": self.reference, "teacher": self.teacher}
+        return [name for name, model in given.items() if model is None]
+
 
 NO_MODELS = FrozenModels()
 
