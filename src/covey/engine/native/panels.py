@@ -84,7 +84,7 @@ class PanelProduct(ctypes.Structure):
     """The struct `Product` in layer.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "bias", "scales", "adapter")),
+        *((name, ctypes.c_void_p) for name in ("panels", "bias", "scales", "adapter", "next")),
         *((name, ctypes.c_int64) for name in ("inner", "outer")),
     )
 

@@ -13,7 +13,7 @@
 #define SHIFT 128
 #define MOST 127.0f
 #define MOST_ROUNDED 256 /* weights that are rounded together */
-#define EIGHTH_ROWS 4 /* rows whose sums are in registers */
+#define EIGHTH_ROWS (LANES / 2) /* rows whose whole sums are in registers */
 
 /* How many inputs are stored. */
 INLINE int64_t spanned(int64_t inner) { return (inner + SPAN - 1) / SPAN * SPAN; }
@@ -83,19 +83,19 @@ INLINE ints dot(ints sum, ints weights, int32_t four) {
 
 #ifdef PANEL
 /* Sums of the first `num` rows at x, `last` + 1 of them, as in layer.c. */
-INLINE void multiply_eighths(const uint8_t *x, int64_t inner, int64_t last, const uint8_t *panel, lanes out[][VECTORS],
-                             const int num) {
+INLINE void multiply_eighths(const uint8_t *x, int64_t inner, int64_t last, const uint8_t *panel, Ahead ahead,
+                             lanes out[][VECTORS], const int num) {
     const int64_t stored = spanned(inner), spans = stored / SPAN, stride = eighths_stride(inner);
     const uint8_t *row[EIGHTH_ROWS];
     lanes sum[EIGHTH_ROWS][VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < num; r++) {
         row[r] = x + smaller(r, last) * stride;
         for (int v = 0; v < VECTORS; v++) sum[r][v] = (lanes){0};
     }
     for (int64_t s = 0; s < spans; s++) {
         ints whole[EIGHTH_ROWS][VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < num; r++)
             for (int v = 0; v < VECTORS; v++)
                 whole[r][v] = ((const int32_t *)(row[r] + stored))[spans + s] - (ints){0};
@@ -104,8 +104,8 @@ INLINE void multiply_eighths(const uint8_t *x, int64_t inner, int64_t last, cons
             const uint8_t *from = panel + (s * SPAN / FOUR + i) * FOUR * PANEL;
             ints weights[VECTORS];
             for (int v = 0; v < VECTORS; v++) memcpy(&weights[v], from + v * FOUR * LANES, sizeof weights[v]);
-            for (int v = 0; v < VECTORS; v++) __builtin_prefetch(from + FOUR * (AHEAD + v * LANES), 0, 3);
-#pragma GCC unroll 4
+            fetch_ahead(ahead, s * SPAN / FOUR + i);
+#pragma GCC unroll 8
             for (int r = 0; r < num; r++) {
                 int32_t four;
                 memcpy(&four, row[r] + s * SPAN + i * FOUR, sizeof four);
@@ -113,25 +113,27 @@ INLINE void multiply_eighths(const uint8_t *x, int64_t inner, int64_t last, cons
                 for (int v = 0; v < VECTORS; v++) whole[r][v] = dot(whole[r][v], weights[v], four);
             }
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < num; r++) {
             const float scale = ((const float *)(row[r] + stored))[s];
             for (int v = 0; v < VECTORS; v++) sum[r][v] += scale * __builtin_convertvector(whole[r][v], lanes);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < num; r++)
         for (int v = 0; v < VECTORS; v++) out[r][v] = sum[r][v];
 }
 
 #define MULTIPLY_EIGHTHS(num)                                                                                         \
     static __attribute__((noinline)) void multiply_eighths_##num(const uint8_t *x, int64_t inner, int64_t last,       \
-                                                                 const uint8_t *panel, lanes out[][VECTORS]) {        \
-        multiply_eighths(x, inner, last, panel, out, num);                                                            \
+                                                                 const uint8_t *panel, Ahead ahead,                   \
+                                                                 lanes out[][VECTORS]) {                              \
+        multiply_eighths(x, inner, last, panel, ahead, out, num);                                                            \
     }
 MULTIPLY_EIGHTHS(1)
 MULTIPLY_EIGHTHS(2)
 MULTIPLY_EIGHTHS(4)
+MULTIPLY_EIGHTHS(EIGHTH_ROWS)
 
 /* Weights (outer x inner) in panels, with the scale of each output. */
 INLINE void pack_eighths(const float *weight, uint8_t *panels, float *scales, int64_t inner, int64_t outer,

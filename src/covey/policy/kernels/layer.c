@@ -7,11 +7,12 @@
 
    Weights lie in panels of PANEL outputs: for each input, or pair of inputs in bfloat16, the weights of all outputs of a
    panel side by side. ROWS rows and a panel are multiplied at a time, TOGETHER of them with all their sums in registers,
-   or all of them in tiles. Decoding has few rows, so that the time goes into reading weights, which are fetched a little
-   ahead. */
+   or all of them in tiles. Decoding has few rows, so that the time goes into reading weights: while a panel is multiplied
+   the next one is fetched, in as many parts as there are blocks of rows. */
 
 #include "decode.h"
 #include "mixer.h"
+#include <omp.h>
 #include <sys/mman.h>
 
 #if LANES == 16
@@ -26,7 +27,6 @@
 #endif
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
-#define AHEAD 512 /* numbers, or pairs, from which on weights are fetched: two kilobytes, then memory is read in one go */
 #define BATCH 64 /* rows that go through all panels together: they stay in the cache */
 
 #ifdef __AVX512BF16__
@@ -39,11 +39,12 @@ const int64_t covey_panel = PANEL;
 
 typedef struct Adapter Adapter;
 
-typedef struct {
+typedef struct Product {
     const void *panels;
     const float *bias; /* as many as there are panels for, or NULL */
     const float *scales; /* of outputs, as many, where weights have eight bits, or NULL */
     const Adapter *adapter; /* what is computed beside the product, or NULL */
+    const struct Product *next; /* whose weights are read after these, or NULL */
     int64_t inner, outer;
 } Product;
 
@@ -94,12 +95,23 @@ typedef struct {
 
 typedef lanes Sums[ROWS][VECTORS];
 
+/* Weights that are read next, and how many bytes of them are fetched for PANEL numbers, or pairs, that are multiplied. */
+typedef struct {
+    const char *from;
+    int64_t step;
+} Ahead;
+
+INLINE void fetch_ahead(Ahead ahead, int64_t place) {
+    __builtin_prefetch(ahead.from + place * ahead.step, 0, 3);
+    __builtin_prefetch(ahead.from + place * ahead.step + ahead.step / 2, 0, 3);
+}
+
 #include "eighths.h"
 #include "tiles.h"
 
 /* Sums of the first `num` rows of a tile in float32: rows at x, `stride` apart, `last` + 1 of them (the others repeat the
    last one). A sum is the same for any `num`. */
-INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel,
+INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel, Ahead ahead,
                      lanes out[][VECTORS], const int num) {
     const float *row[TOGETHER];
     lanes sum[TOGETHER][VECTORS];
@@ -111,7 +123,7 @@ INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last
     for (int64_t i = 0; i < inner; i++) {
         lanes weights[VECTORS];
         for (int v = 0; v < VECTORS; v++) weights[v] = load(panel + i * PANEL + v * LANES);
-        for (int v = 0; v < VECTORS; v++) __builtin_prefetch(panel + i * PANEL + AHEAD + v * LANES, 0, 3);
+        fetch_ahead(ahead, i);
 #pragma GCC unroll 8
         for (int r = 0; r < num; r++)
 #pragma GCC unroll 2
@@ -125,7 +137,7 @@ INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last
 #ifdef __AVX512BF16__
 /* The same in bfloat16, two inputs at a time. */
 INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int64_t last, const uint32_t *panel,
-                          lanes out[][VECTORS], const int num) {
+                          Ahead ahead, lanes out[][VECTORS], const int num) {
     const uint32_t *row[TOGETHER];
     __m512 sum[TOGETHER][VECTORS];
 #pragma GCC unroll 8
@@ -136,7 +148,7 @@ INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int6
     for (int64_t i = 0; i < pairs; i++) {
         __m512bh weights[VECTORS];
         for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(panel + i * PANEL + v * LANES);
-        for (int v = 0; v < VECTORS; v++) __builtin_prefetch(panel + i * PANEL + AHEAD + v * LANES, 0, 3);
+        fetch_ahead(ahead, i);
 #pragma GCC unroll 8
         for (int r = 0; r < num; r++)
 #pragma GCC unroll 2
@@ -152,13 +164,14 @@ INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int6
 /* Functions of their own for few rows: products of bfloat16 take longer than reading weights. */
 #define MULTIPLY(num)                                                                                                 \
     static __attribute__((noinline)) void multiply_##num(const float *x, int64_t stride, int64_t inner, int64_t last, \
-                                                         const float *panel, lanes out[][VECTORS]) {                  \
-        multiply(x, stride, inner, last, panel, out, num);                                                            \
+                                                         const float *panel, Ahead ahead, lanes out[][VECTORS]) {     \
+        multiply(x, stride, inner, last, panel, ahead, out, num);                                                            \
     }
 #define MULTIPLY_HALF(num)                                                                                            \
     static __attribute__((noinline)) void multiply_half_##num(const uint32_t *x, int64_t stride, int64_t pairs,       \
-                                                              int64_t last, const uint32_t *panel, lanes out[][VECTORS]) { \
-        multiply_half(x, stride, pairs, last, panel, out, num);                                                       \
+                                                              int64_t last, const uint32_t *panel, Ahead ahead,    \
+                                                              lanes out[][VECTORS]) {                              \
+        multiply_half(x, stride, pairs, last, panel, ahead, out, num);                                                       \
     }
 MULTIPLY(2)
 MULTIPLY(4)
@@ -175,12 +188,36 @@ typedef struct {
     const uint8_t *eighths;
 } Given;
 
+INLINE int64_t num_panels(const Product *p) { return (p->outer + PANEL - 1) / PANEL; }
+
+INLINE int64_t panel_bytes(const Product *p, const int half) {
+    return PANEL * (p->scales ? spanned(p->inner) : (half ? 2 : 4) * p->inner);
+}
+
+/* A thread's first panel: threads share out panels in order. */
+INLINE int64_t first_panel(const Product *p, int64_t thread) {
+    const int64_t threads = omp_get_num_threads(), each = num_panels(p) / threads, more = num_panels(p) % threads;
+    return thread * each + smaller(thread, more);
+}
+
+/* What the rows from `row` on, of `last` + 1, fetch of the thread's next panel: of this product, or of the next. */
+INLINE Ahead ahead_of(const Product *p, int64_t panel, int64_t row, int64_t last, int64_t together, const int half) {
+    const int64_t bytes = panel_bytes(p, half), parts = last / together + 1, thread = omp_get_thread_num();
+    const int is_last = p->next && panel + 1 == first_panel(p, thread + 1);
+    const int64_t from = is_last ? first_panel(p->next, thread) * panel_bytes(p->next, half) : (panel + 1) * bytes;
+    const char *panels = is_last ? p->next->panels : p->panels;
+    return (Ahead){panels + from + row / together * bytes / parts, PANEL * 4 / parts};
+}
+
 INLINE void sum_up_eighths(const Product *p, const uint8_t *x, int64_t first, int64_t last, int64_t panel, Sums sum) {
     const int64_t end = smaller(last, first + ROWS - 1), stride = eighths_stride(p->inner);
     const uint8_t *weights = (const uint8_t *)p->panels + panel * PANEL * spanned(p->inner);
     for (int64_t r = first; r <= end; r += EIGHTH_ROWS)
-        (end == r ? multiply_eighths_1 : end - r < 2 ? multiply_eighths_2 : multiply_eighths_4)(
-            x + r * stride, p->inner, end - r, weights, sum + (r - first));
+        (end == r      ? multiply_eighths_1
+         : end - r < 2 ? multiply_eighths_2
+         : end - r < 4 ? multiply_eighths_4
+                       : multiply_eighths_EIGHTH_ROWS)(x + r * stride, p->inner, end - r, weights,
+                                                       ahead_of(p, panel, r, last, EIGHTH_ROWS, 0), sum + (r - first));
     for (int64_t r = 0; r <= end - first; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] *= load(p->scales + panel * PANEL + v * LANES);
 }
@@ -201,13 +238,14 @@ INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, i
 #endif
     for (int64_t r = 0, more = end - first; half && r <= more; r += TOGETHER)
         (more - r < 2 ? multiply_half_2 : more - r < 4 ? multiply_half_4 : multiply_half_TOGETHER)(
-            from + r * stride, stride, pairs, more - r, weights, sum + r);
+            from + r * stride, stride, pairs, more - r, weights, ahead_of(p, panel, first + r, last, TOGETHER, 1), sum + r);
     if (half) return;
 #endif
     for (int64_t r = first; r <= end; r += TOGETHER)
         (end - r < 2 ? multiply_2 : end - r < 4 ? multiply_4 : multiply_TOGETHER)(
             (const float *)x + r * width + at, width, p->inner, end - r,
-            (const float *)p->panels + panel * p->inner * PANEL, sum + (r - first));
+            (const float *)p->panels + panel * p->inner * PANEL, ahead_of(p, panel, r, last, TOGETHER, 0),
+            sum + (r - first));
 }
 
 /* The same of a whole product: its bias, and its adapter, from what was made `narrow` for it. */
@@ -228,8 +266,6 @@ INLINE void tile(const Product *p, Given given, const void *narrow, int64_t firs
     for (int64_t r = 0; r < num; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] += load(a->scales + panel * PANEL + v * LANES) * more[r][v];
 }
-
-INLINE int64_t num_panels(const Product *p) { return (p->outer + PANEL - 1) / PANEL; }
 
 /* narrow = x * the first product of the adapter, where there is one, rounded as it enters the second one; shared out
    among the threads. */

@@ -12,6 +12,7 @@
 
 #define TILE_ROWS 16
 #define TILE_PAIRS 16
+#define AHEAD 1024 /* pairs from which on weights are fetched */
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* of arch_prctl */
 
 typedef struct {
@@ -44,7 +45,7 @@ INLINE int goes_by_tiles(int64_t pairs) { return may_use_tiles && pairs % TILE_P
 #ifdef PANEL
 /* Load the next inputs of a panel into tiles 6 and 7, and fetch the ones after. */
 INLINE void load_panel(const uint32_t *panel) {
-    for (int64_t line = 0; line < TILE_PAIRS * PANEL; line += 16) __builtin_prefetch(panel + line + 2 * AHEAD, 0, 3);
+    for (int64_t line = 0; line < TILE_PAIRS * PANEL; line += 16) __builtin_prefetch(panel + line + AHEAD, 0, 3);
     _tile_loadd(6, panel, PANEL * 4);
     _tile_loadd(7, panel + LANES, PANEL * 4);
 }

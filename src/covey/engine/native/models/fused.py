@@ -9,6 +9,7 @@ K key/value heads, D head width.
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -159,6 +160,9 @@ class FusedModel(nn.Module):
         self._factor = float(vars(model).get("embedding_multiplier", 1.0))
         self._layers = [FusedLayer(parts, rules, weights_of, dtype) for parts in _layer_parts(model)]
         self._calls = (Layer * len(self._layers))(*(layer.call for layer in self._layers))
+        products = (product for call in self._calls for product in (call.into, call.output, call.up, call.down))
+        for product, following in pairwise(product for product in products if product.outer):
+            product.next = ctypes.addressof(following)
         self._widths, self._eighths = self._measure(), max(layer.eighths for layer in self._layers)
         norm = modules[self._family.final_norm]
         self._norm, self._eps, self._offset = (
