@@ -32,6 +32,8 @@ TINKER_STAMP := $(TINKER_VENV)/.installed
 TINKER := tinker==0.38.0 torch==2.13.0 transformers datasets chz blobfile cloudpickle pyrage termcolor tiktoken pillow orjson \
 	protobuf pyqwest zstandard 'httpx[http2]' rich click sympy pylatexenc math-verify
 COOKBOOK := tinker-cookbook==0.6.1
+# Files with tests of doors; others import what these environments lack.
+DOORS_TESTS = $(shell grep -rlE 'mark\.doors' tests --include='test_*.py')
 SEED ?= 0
 # Options of the benchmarks: --quick, --only CASE, --repetitions N.
 BENCH ?=
@@ -124,7 +126,7 @@ test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten mi
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
 
 test-doors: $(DOORS_STAMP) $(SERVED_STAMPS) $(TINKER_STAMP)  ## other people's environments for real, in environments of their own (ten minutes)
-	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/integrations tests/serve
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors $(DOORS_TESTS)
 
 test-real: $(STAMP)  ## real models in every precision, by every door, and beside transformers (REAL_TESTS="real and not long": SmolLM2 alone, the half that .ci/run takes)
 	$(BIN)/python -m benchmarks.real.models smollm2-135m

@@ -7,9 +7,12 @@ import os
 import resource
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
 
 from covey.cli.flags import split_flags
 from covey.policy.settings import ModelConfig
@@ -46,6 +49,7 @@ def run_serve(words: Sequence[str]) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(limit[0], FILES), limit[1]), limit[1]))
     try:
+        disable_progress_bar()
         bases = Bases(folders, full="--full" in flags)
         asyncio.run(_serve(root, bases, flags.get("--host", HOST), int(port)))
     finally:
@@ -65,23 +69,22 @@ async def _serve(root: Path, bases: Bases, host: str, port: int) -> None:
     except OSError as error:
         raise ValueError(f"--port {port} of {host} cannot be listened on ({error.strerror}); name another") from error
     say = CleanConsole().print
-    say(f"covey serve: {', '.join(bases.folders)} at http://{address[0]}:{address[1]}, state in {root}")
+    say(f"covey serve: {', '.join(bases.folders)} at http://{address[0]}:{address[1]}, state in {root}", soft_wrap=True)
     say(f"export TINKER_BASE_URL=http://{address[0]}:{address[1]} {KEY}={key} TINKER_TELEMETRY=0", soft_wrap=True)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    tasks = [asyncio.create_task(part) for part in (service.work(), service.tidy())]
-    done, _ = await asyncio.wait([*tasks, asyncio.create_task(_wait(stopped))], return_when=asyncio.FIRST_COMPLETED)
+    parts: Sequence[Coroutine[Any, Any, Any]] = (service.work(), service.tidy(), stopped.wait())
+    tasks = [asyncio.create_task(part) for part in parts]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     await server.stop()
+    with suppress(OSError):
+        say(f"covey serve: stopping; the same command continues from {root}", soft_wrap=True)
     for task in tasks:
         task.cancel()
     service.close()
     for task in done:
         task.result()
-
-
-async def _wait(stopped: asyncio.Event) -> None:
-    await stopped.wait()
 
 
 def _claim(root: Path) -> int:
@@ -111,6 +114,7 @@ def _key(root: Path) -> str:
 
 
 def _log_to(path: Path) -> None:
+    logging.raiseExceptions = False  # a full disk is no reason for a traceback
     handlers: list[logging.Handler] = [logging.FileHandler(path, delay=True), logging.StreamHandler()]
     for handler in handlers:
         handler.addFilter(CleanRecords(()))

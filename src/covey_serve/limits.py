@@ -23,8 +23,10 @@ class ServiceLimits:
     """Seconds that a poll waits for its result: the client polls again without any pause."""
     waiting: int = 16384
     """Most requests without a result."""
+    request_values: int = 1 << 23
+    """Most tokens of a training request and values of its inputs together."""
     request_tokens: int = 1 << 21
-    """Most target tokens of a training request, its rows of K targets counted K times."""
+    """Most tokens that a request may sample, each counted K times if it has K alternatives."""
     samples: int = 1024
     """Most samples of a request."""
     top_k: int = 128
@@ -34,11 +36,16 @@ class ServiceLimits:
     """Most models and samplers of a session."""
     loaded: int = 8
     """Models in memory at a time; the longest unused is put aside as a snapshot."""
+    ahead: int = 4096
+    """Requests of a model that may wait for earlier ones."""
     results: int = 32768
-    """Most results that are kept after they were fetched."""
+    results_bytes: int = 2 << 30
+    """Largest sum of results; beyond either bound the oldest are dropped."""
     result_seconds: float = 600.0
     """Seconds that a fetched result is kept, for a client whose answer was lost."""
     session_seconds: float = 7 * 86400.0
     """Seconds without a sign of life after which a session and its models are dropped; checkpoints stay."""
+    samplers: int = 2048
     samplers_bytes: int = 8 << 30
-    """Largest sum of unnamed sampler weights on disk; the longest unused are dropped."""
+    """Largest sum of unnamed sampler weights on disk; beyond either bound the longest unused are dropped."""
+    metadata_bytes: int = 1 << 16

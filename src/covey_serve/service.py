@@ -17,14 +17,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from covey.system.disk import put_back
 from covey_serve.limits import ServiceLimits
-from covey_serve.model.compute import Compute, ModelRequest, Settled, fail
+from covey_serve.model.compute import Compute, ModelRequest, Settled, failure
 from covey_serve.model.models import Bases, ModelShape
 from covey_serve.model.sampling import SampledWeights
 from covey_serve.refused import RequestRefused
 from covey_serve.runs import RunFolders
+from covey_serve.store.checkpoints import own_folder
 from covey_serve.store.journal import Header, RequestJournal
-from covey_serve.store.ledger import HostedModel, Ledger, Promise, ServedSampler
+from covey_serve.store.ledger import HostedModel, Ledger, Owner, Promise, ServedSampler
 from covey_serve.web.server import JSON, PROTOBUF, HttpAnswer, HttpCall
 
 LOGGER = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ SNAPSHOT_REQUESTS = 256
 """Requests of a model after which a snapshot is due however little they took."""
 MIN_COMPACTION = 64 << 20
 TIDY_SECONDS = 5.0
+OWN_FOLDERS = ("snapshots", "samplers")
+"""Folders of weights that end with their model or sampler."""
 
 
 class Service:
@@ -55,9 +59,8 @@ class Service:
         self._wake = asyncio.Event()
         self._turns: dict[str, None] = {}
         """Models and samplers with something to do, in order of their turns."""
-        owners: list[HostedModel | ServedSampler] = [*self.ledger.models.values(), *self.ledger.samplers.values()]
-        for owner in owners:
-            self._queue(owner)
+        self._room = self.compute.room() // 2
+        self._put_in_order()
 
     @property
     def bases(self) -> Bases:
@@ -65,7 +68,7 @@ class Service:
 
     def check_head(self, call: HttpCall) -> None:
         """Refuse callers without the key, before their body is read."""
-        if call.path != "/api/v1/healthz" and not hmac.compare_digest(
+        if call.path not in ("/healthz", "/api/v1/healthz") and not hmac.compare_digest(
             call.headers.get("x-api-key", "").encode("utf-8", "replace"), self._key
         ):
             raise RequestRefused(
@@ -88,13 +91,14 @@ class Service:
         self.commit({"kind": "session", "id": name, **facts})
         return name
 
-    def promise(self, owner: HostedModel | ServedSampler, header: Header, body: bytes = b"") -> Promise:
+    def promise(self, owner: Owner, header: Header, body: bytes = b"") -> Promise:
         """Return the promise of a request, the same for a repeated one."""
         name = f"{owner.id}:{header['seq']}"
         if name in self.ledger.promises:
             return self.ledger.promises[name]
-        if isinstance(owner, HostedModel) and header["seq"] <= owner.done:
-            raise RequestRefused(409, f"request {header['seq']} of {owner.id} was answered before")
+        if isinstance(owner, HostedModel) and not owner.done < header["seq"] <= owner.done + self.limits.ahead:
+            what = "was answered before" if header["seq"] <= owner.done else f"is too far ahead of {owner.done}"
+            raise RequestRefused(409, f"request {header['seq']} of {owner.id} {what}")
         if self.ledger.waiting >= self.limits.waiting or self.ledger.waiting_bytes > self.limits.waiting_bytes:
             raise RequestRefused(429, "too many requests wait; send again")
         self.commit({"kind": "request", "id": name, "owner": owner.id, "stateful": False, **header}, body)
@@ -103,15 +107,29 @@ class Service:
 
     def drop_session(self, session: str) -> None:
         """End a session: its models and samplers go, its checkpoints stay."""
-        models = [one.id for one in self.ledger.models_of(session)]
-        samplers = [one.id for one in self.ledger.samplers_of(session)]
+        owners = [one.id for one in self.ledger.owners() if one.header["session"] == session]
         self.commit({"kind": "end", "id": session})
-        for name in models:
-            self.compute.unload(name)
-            self.runs.close(name)
-            shutil.rmtree(self.compute.snapshot_folder(name), ignore_errors=True)
-        for name in samplers:
-            shutil.rmtree(self._sampler_folder(name), ignore_errors=True)
+        for name in owners:
+            self._clear(name)
+
+    def _clear(self, name: str) -> None:
+        """Remove memory and files of an ended model or sampler."""
+        self.compute.unload(name)
+        self.runs.close(name)
+        for kind in OWN_FOLDERS:
+            shutil.rmtree(own_folder(self.root / kind, name), ignore_errors=True)
+
+    def _put_in_order(self) -> None:
+        """Take up what a killed process left."""
+        for folder in ((self.root / kind) for kind in OWN_FOLDERS):
+            put_back(folder)
+            owned = {own_folder(folder, one.id) for one in self.ledger.owners()}
+            for left in {*folder.glob("*")} - owned:
+                shutil.rmtree(left, ignore_errors=True)
+        for folder in (self.root / "checkpoints").glob("*/*"):
+            put_back(folder)
+        for owner in self.ledger.owners():
+            self._queue(owner)
 
     async def retrieve(self, name: str) -> HttpAnswer:
         """Answer a poll, held until there is a result."""
@@ -139,10 +157,12 @@ class Service:
                 await self._wake.wait()
                 continue
             self._turns.pop(owner.id)
-            if isinstance(owner, HostedModel):
-                await self._run_model(owner)
-            else:
-                await self._run_sampler(owner)
+            names = [owner.next] if isinstance(owner, HostedModel) else list(owner.pending)
+            try:
+                await (self._run_model(owner) if isinstance(owner, HostedModel) else self._run_sampler(owner))
+            except Exception as error:  # of the disk, mostly
+                for name in filter(None, names):
+                    await self._settle(name, failure(name, error))
             self._queue(owner)
 
     async def tidy(self) -> None:
@@ -153,12 +173,12 @@ class Service:
 
     def tidy_now(self) -> None:
         """Drop old results, sessions and weights, and shorten the journal."""
-        self.ledger.forget_results(self.limits.results, self.limits.result_seconds)
+        self.ledger.forget_results(self.limits)
         before = time.time() - self.limits.session_seconds
-        for name in [name for name, session in self.ledger.sessions.items() if session.seen < before]:
-            self.drop_session(name)
-        self._drop_samplers()
-        with suppress(OSError):
+        with suppress(OSError, RequestRefused):
+            for name in [name for name, session in self.ledger.sessions.items() if session.seen < before]:
+                self.drop_session(name)
+            self._drop_samplers()
             if self.journal.size > 2 * self.journal.compacted + MIN_COMPACTION:
                 self.ledger.compact()
             self.journal.sync()
@@ -168,13 +188,13 @@ class Service:
         self.runs.close_all()
         self.journal.close()
 
-    def _owner(self, name: str) -> HostedModel | ServedSampler | None:
+    def _owner(self, name: str) -> Owner | None:
         found = self.ledger.models.get(name) or self.ledger.samplers.get(name)
         if found is None:  # its session has ended
             self._turns.pop(name)
         return found
 
-    def _queue(self, owner: HostedModel | ServedSampler) -> None:
+    def _queue(self, owner: Owner) -> None:
         if owner.next if isinstance(owner, HostedModel) else owner.pending:
             self._turns[owner.id] = None
             self._wake.set()
@@ -183,13 +203,16 @@ class Service:
         assert model.next is not None, "a model without a request has no turn"
         promise = self.ledger.promises[model.next]
         if model.header.get("broken"):
-            await self._settle(promise, fail(f"model {model.id} could not be made", "user"))
-            return
+            raise ValueError(f"model {model.id} could not be made")
         await self._make_room(model)
         done = [seq for seq in sorted(model.requests) if model.snapshot < seq <= model.done]
         earlier = [self._work(model, self.ledger.promises[model.requests[seq]]) for seq in done]
         outcome = await self._in_thread(self.compute.run, self._work(model, promise), earlier)
-        await self._settle(promise, outcome)
+        await self._settle(promise.id, outcome)
+        if model.id not in self.ledger.models:  # its session ended meanwhile
+            self._clear(model.id)
+            self._clear(outcome.sampler or model.id)
+            return
         model.seen = time.time()
         if outcome.kind != "error":
             self.runs.log(model, promise.header["op"], outcome.metrics)
@@ -203,8 +226,11 @@ class Service:
 
     async def _make_room(self, model: HostedModel) -> None:
         """Put the longest unused models aside, until one more fits."""
-        others = [name for name in self.compute.loaded_models() if name != model.id]
-        for name in others[: max(0, len(others) - self.limits.loaded + 1)]:
+        others = self.compute.loaded_models()
+        own = others.pop(model.id, 0) or self.compute.bytes_of(model.shape)
+        while others and (len(others) >= self.limits.loaded or sum(others.values()) + own > self._room):
+            name = next(iter(others))
+            others.pop(name)
             if name in self.ledger.models:
                 await self._save(self.ledger.models[name])
             self.compute.unload(name)
@@ -213,6 +239,9 @@ class Service:
     async def _save(self, model: HostedModel) -> None:
         try:
             seq = await self._in_thread(self.compute.save_snapshot, model.id, model.shape)
+            if model.id not in self.ledger.models:
+                self._clear(model.id)
+                return
             self.commit({"kind": "snapshot", "id": model.id, "seq": seq})
         except (OSError, RequestRefused) as error:
             LOGGER.warning("no snapshot of %s was saved: %s", model.id, error)
@@ -228,20 +257,18 @@ class Service:
                 break
             taken.append(promise)
         for promise, outcome in zip(taken, await self._sample(sampler, taken), strict=True):
-            await self._settle(promise, outcome)
+            await self._settle(promise.id, outcome)
 
     async def _sample(self, sampler: ServedSampler, promises: Sequence[Promise]) -> list[Settled]:
         draws = [(promise.header, self.ledger.body(promise)) for promise in promises]
         sampler.used = time.time()
-        try:
-            folder = self._folder_of(sampler)
-            weights = SampledWeights(str(folder or sampler.shape.base), sampler.shape, folder)
-            found = await self._in_thread(self.compute.samplers.run, weights, draws)
-        except Exception as error:
-            LOGGER.exception("samples of %s failed", sampler.id)
-            is_users = isinstance(error, ValueError)
-            return [fail(f"{type(error).__name__}: {error}", "user" if is_users else "server")] * len(promises)
-        return [Settled("proto", one) if isinstance(one, bytes) else fail(str(one), "user") for one in found]
+        folder = self._folder_of(sampler)
+        weights = SampledWeights(str(folder or sampler.shape.base), sampler.shape, folder)
+        found = await self._in_thread(self.compute.samplers.run, weights, draws)
+        return [
+            Settled("proto", one) if isinstance(one, bytes) else failure(promise.id, one)
+            for promise, one in zip(promises, found, strict=True)
+        ]
 
     def _folder_of(self, sampler: ServedSampler) -> Path | None:
         """Return the folder of a sampler's weights, None for the base's own."""
@@ -258,34 +285,31 @@ class Service:
             count = len(sampler.pending)
             await asyncio.sleep(LINGER)
 
-    async def _settle(self, promise: Promise, outcome: Settled) -> None:
-        """Write a result, unless its session has ended."""
-        if promise.id not in self.ledger.promises:
-            return
-        header: Header = {"kind": "result", "id": promise.id, "type": outcome.kind}
-        if outcome.sampler is not None:
-            model = self.ledger.models[promise.header["owner"]]
-            header["sampler"] = sampler_header(outcome.sampler, model.header["session"], model.shape, is_own=True)
-        while True:
+    async def _settle(self, name: str, outcome: Settled) -> None:
+        """Write a result, unless there is one, or its session has ended."""
+        while (promise := self.ledger.promises.get(name)) is not None and promise.result is None:
+            header: Header = {"kind": "result", "id": promise.id, "type": outcome.kind}
+            if outcome.sampler is not None:
+                model = self.ledger.models[promise.header["owner"]]
+                header["sampler"] = sampler_header(outcome.sampler, model.header["session"], model.shape, is_own=True)
             try:
                 self.ledger.commit(header, outcome.body)
-                return
             except OSError as error:
                 LOGGER.warning("a result waits for the disk: %s", error.strerror)
                 await asyncio.sleep(1.0)
 
     def _drop_samplers(self) -> None:
         """Remove the longest unused weights without a name, beyond the bound."""
-        own = [one for one in self.ledger.samplers.values() if self._sampler_folder(one.id).is_dir()]
         total = 0
-        for sampler in sorted(own, key=lambda one: one.used, reverse=True):
-            total += sum(path.stat().st_size for path in self._sampler_folder(sampler.id).rglob("*"))
+        for sampler in sorted(self.ledger.samplers.values(), key=lambda one: one.used, reverse=True):
+            size = sum(path.stat().st_size for path in self._sampler_folder(sampler.id).rglob("*"))
+            total += max(size, self.limits.samplers_bytes // self.limits.samplers)
             if total > self.limits.samplers_bytes and not sampler.pending:
                 self.commit({"kind": "drop sampler", "id": sampler.id})
-                shutil.rmtree(self._sampler_folder(sampler.id), ignore_errors=True)
+                self._clear(sampler.id)
 
     def _sampler_folder(self, name: str) -> Path:
-        return self.root / "samplers" / name.replace(":", "-")
+        return own_folder(self.root / "samplers", name)
 
     async def _in_thread(self, function: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)

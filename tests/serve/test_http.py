@@ -1,6 +1,7 @@
 """What strangers and broken clients send over HTTP: one line each, and nothing grows."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -85,6 +86,8 @@ HOSTILE: dict[str, tuple[bytes | Made, int]] = {
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),
     "no version": (b"GET /\r\n\r\n", 400),
     "a huge head": (b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", 431),
+    "a head alone": (b"HEAD /api/v1/checkpoints HTTP/1.1\r\n" + HEAD.encode() + b"\r\n", 405),
+    "a compressed body": (post("create_session", gzip.compress(b"{}"), head=f"{HEAD}Content-Encoding: gzip\r\n"), 400),
     "two lengths": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
     "a negative length": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
     "a huge length": (b"POST /api/v1/x HTTP/1.1\r\n" + HEAD.encode() + b"Content-Length: 99999999999\r\n\r\n", 413),
@@ -117,6 +120,8 @@ HOSTILE: dict[str, tuple[bytes | Made, int]] = {
         ),
         422,
     ),
+    "a huge note": (of_json("create_session", user_metadata={"a": "x" * 70_000}), 422),
+    "a number far ahead": (lambda s, m: of_json("optim_step", model_id=m, seq_id=2**31 - 1), 409),
     "an unknown model": (of_json("optim_step", model_id="x:train:0", seq_id=1), 404),
     "a model of a path": (of_json("get_info", model_id="../../x"), 404),
     "a number below one": (lambda s, m: of_json("optim_step", model_id=m, seq_id=0), 422),
@@ -175,11 +180,14 @@ def test_fifty_hostile_requests_get_one_line_each_and_leave_nothing(tmp_path: Pa
                 head, _, body = answered.partition(b"\r\n\r\n")
                 found[name] = int(head.split()[1]) if head else 0, body
             assert state_of(service) == before
-            assert (await send(port, get("healthz"))).endswith(b'{"status": "ok"}')
+            for path in ("/api/v1/healthz", "/healthz"):  # without a key
+                found_health = await send(port, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                assert found_health.endswith(b'{"status": "ok"}')
             return found
 
     found = asyncio.run(run())
     assert {name: status for name, (status, _) in found.items()} == {name: row[1] for name, row in HOSTILE.items()}
+    assert found.pop("a head alone")[1] == b""
     for name, (_, body) in found.items():
         reason = json.loads(body)["detail"]
         assert 5 <= len(reason) <= 300, name

@@ -46,6 +46,17 @@ def test_a_flipped_bit_ends_the_journal_before_its_record(tmp_path: Path) -> Non
     assert [kind for kind, _ in texts(path)] == ["k0", "k1"]
 
 
+def test_damage_before_whole_records_is_refused_and_the_file_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    filled(path)
+    raw = bytearray(path.read_bytes())
+    raw[30] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"damaged at byte 0, and whole records follow: .* \(truncate -s 0 "):
+        texts(path)
+    assert path.read_bytes() == raw
+
+
 def test_compaction_keeps_bodies_under_their_new_headers(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal")
     places = [place for place, _ in journal.records()]

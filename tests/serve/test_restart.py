@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from covey_serve import service as service_module
+from covey_serve.limits import ServiceLimits
 from covey_serve.refused import RequestRefused
 from covey_serve.store.checkpoints import FACTS
 from covey_serve.wire.protobuf import decode
@@ -181,8 +182,6 @@ def test_a_damaged_snapshot_is_named_and_never_trained_on(tmp_path: Path, monkey
 
 
 def test_more_models_than_fit_take_turns_in_memory(tmp_path: Path) -> None:
-    from covey_serve.limits import ServiceLimits
-
     async def run(loaded: int) -> list[float]:
         async with serving(tmp_path / str(loaded), limits=ServiceLimits(loaded=loaded)) as client:
             await client.begin()
@@ -216,6 +215,101 @@ def test_a_session_that_ends_leaves_its_checkpoints_alone(tmp_path: Path) -> Non
             made = await client.result((await client.call("load_weights", body))["request_id"])
             client.seq = 0
             assert (await client.train(made["model_id"], TEXTS))[0]["loss:sum"] > 0
+
+    asyncio.run(run())
+
+
+def test_a_session_that_ends_while_its_request_runs_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a snapshot due after the request, and with a sampler's weights as its result."""
+    monkeypatch.setattr(service_module, "SNAPSHOT_SECONDS", 0.0)
+
+    async def run(route: str) -> None:
+        async with serving(tmp_path / route) as client:
+            await client.begin()
+            model = await client.make()
+            await client.train(model, TEXTS)
+            service, begun = client.service, asyncio.Event()
+            real = service._in_thread
+
+            async def end_meanwhile(function: Any, *arguments: Any) -> Any:
+                found = await real(function, *arguments)
+                if function.__name__ == route:
+                    service.drop_session(client.session)
+                    begun.set()
+                return found
+
+            monkeypatch.setattr(service, "_in_thread", end_meanwhile)
+            body = {"model_id": model, "seq_id": 2, "sampling_session_seq_id": 0}
+            await client.call("save_weights_for_sampler", body)
+            await begun.wait()
+            await asyncio.sleep(0.05)
+            assert not service.compute.loaded_models()
+            assert not service.runs._open
+        folders = (tmp_path / route / "samplers", tmp_path / route / "snapshots")
+        assert [list(folder.glob("*")) for folder in folders] == [[], []]
+        async with serving(tmp_path / route) as after:
+            assert not after.service.ledger.models
+
+    for route in ("run", "save_snapshot"):
+        asyncio.run(run(route))
+
+
+def test_weights_without_an_owner_go_and_half_replaced_ones_come_back(tmp_path: Path) -> None:
+    async def run() -> Any:
+        async with serving(tmp_path) as client:
+            model, _ = await script(client, 0, 1)
+            await client.service._save(client.service.ledger.models[model])
+        (snapshot,) = (tmp_path / "snapshots").iterdir()
+        aside = snapshot.with_name(f"{snapshot.name}.tmp-x")
+        aside.mkdir()
+        snapshot.rename(aside / "before")  # as a kill leaves it
+        (tmp_path / "samplers" / "0-sample-9").mkdir()
+        async with serving(tmp_path) as after:
+            assert [each.name for each in (tmp_path / "snapshots").iterdir()] == [snapshot.name]
+            assert len(list((tmp_path / "samplers").iterdir())) == 1
+            after.seq, after.session = client.seq, client.session
+            return (await script(after, 1, 2, model))[1]
+
+    assert asyncio.run(run())
+
+
+def test_unfetched_results_and_samplers_are_bounded(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path, limits=ServiceLimits(results=3, samplers=2, result_seconds=1e9)) as client:
+            model, _ = await script(client, 0, 3)
+            await client.service._save(client.service.ledger.models[model])
+            promises = client.service.ledger.promises
+            list(promises.values())[-1].fetched = None
+            unfetched = list(promises)[-1]
+            client.service.tidy_now()
+            assert len(promises) == 3
+            assert unfetched in promises
+            assert list(client.service.ledger.samplers) == [f"{client.session}:sample:{place}" for place in (1, 2)]
+            assert len(list((tmp_path / "samplers").iterdir())) == 2
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_refuses_does_not_end_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def run() -> None:
+        async with serving(tmp_path) as client:
+            await client.begin()
+            model = await client.make()
+            with monkeypatch.context() as patch:
+                patch.setattr(client.service.runs, "log", refuse)
+                patch.setattr(client.service, "_folder_of", refuse)
+                await client.train(model, TEXTS)
+                failed = await client.sample(await client.sampler(model), 0, PROMPT)
+                assert "No space left" in failed["error"]
+                patch.setattr(client.service.journal, "append", refuse)
+                client.service.ledger.sessions[client.session].seen = 0.0
+                client.service.tidy_now()
+            assert (await client.train(model, TEXTS))[0]["loss:sum"] > 0
 
     asyncio.run(run())
 

@@ -107,6 +107,8 @@ BAD = {
     "short weights": ({"weights": [1.0] * 3}, "must have the length of model_input, 4"),
     "infinite weights": ({"weights": [1.0, float("inf"), 0.0, 1.0]}, "weights must be finite"),
     "foreign token": ({"weights": [1.0] * 4}, "target_tokens must be token ids in"),
+    "sparse floods": ({"weights": [1.0] * 4}, "must be a matrix of at most"),
+    "a flood of axes": ({"weights": [1.0] * 4}, "field shape must have at most 8 numbers"),
 }
 
 
@@ -117,6 +119,12 @@ def test_a_wrong_datum_is_the_users_error_and_leaves_gradients(tmp_path: Path, c
     bad = datum(ids, **inputs)
     if case == "no target":
         bad["loss_fn_inputs"] = bad["loss_fn_inputs"][1:]
+    if case == "sparse floods":  # 40 bytes each, 16 MiB of zeros
+        csr = {"values": b"", "rows": bytes(16), "columns": b""}
+        zeros = {"sparse": [csr], "dtype": 2, "shape": (1, 2**21)}
+        bad["loss_fn_inputs"] += [{"key": str(number), "value": zeros} for number in range(9)]
+    if case == "a flood of axes":
+        bad["loss_fn_inputs"][1]["value"] |= {"shape": (1,) * 1000}
 
     async def run(with_bad: bool) -> float:
         async with serving(tmp_path / str(with_bad)) as client:
@@ -252,6 +260,18 @@ def test_several_targets_of_a_position_weigh_as_single_ones(tmp_path: Path) -> N
 
     together, apart = asyncio.run(run())
     assert together == pytest.approx(apart, rel=1e-6)
+
+
+def test_a_number_far_ahead_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path, limits=ServiceLimits(ahead=3)) as client:
+            await client.begin()
+            model = await client.make()
+            await client.call("forward_backward", training_body(model, 3, TEXTS))
+            with pytest.raises(RequestRefused, match=r"request 4 of .* is too far ahead of 0"):
+                await client.call("forward_backward", training_body(model, 4, TEXTS))
+
+    asyncio.run(run())
 
 
 def test_too_many_waiting_requests_are_asked_to_come_again(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from covey.run.checkpoints.checkpoint import save_policy
+from covey.run.memory.room import available_bytes
 from covey_serve.limits import ServiceLimits
 from covey_serve.model.models import Bases, ModelShape, TrainedModel
 from covey_serve.model.sampling import Samplers
 from covey_serve.model.training import check, forward_backward
-from covey_serve.store.checkpoints import Checkpoints, check_folder, facts_of, save_folder
+from covey_serve.store.checkpoints import Checkpoints, check_folder, facts_of, own_folder, save_folder
 from covey_serve.store.journal import Header
 from covey_serve.wire.messages import read_training
 
@@ -79,11 +80,8 @@ class Compute:
             started = time.perf_counter()
             outcome = OPERATIONS[work.header["op"]](self, loaded, work)
             loaded.seconds += time.perf_counter() - started
-        except ValueError as error:
-            outcome = fail(str(error), "user")
         except Exception as error:
-            LOGGER.exception("request %s failed", work.header["id"])
-            outcome = fail(f"{type(error).__name__}: {error}", "server")
+            outcome = failure(work.header["id"], error)
         if work.model in self._loaded:
             self._loaded[work.model].applied = max(self._loaded[work.model].applied, work.seq)
         return outcome
@@ -102,11 +100,20 @@ class Compute:
         return loaded.applied
 
     def snapshot_folder(self, model: str) -> Path:
-        return self.root / "snapshots" / model.replace(":", "-")
+        return own_folder(self.root / "snapshots", model)
 
-    def loaded_models(self) -> list[str]:
-        """Return the models in memory, the longest unused first."""
-        return list(self._loaded)
+    def loaded_models(self) -> dict[str, int]:
+        """Return the models in memory and their bytes, the longest unused first."""
+        return {name: loaded.model.num_bytes for name, loaded in self._loaded.items()}
+
+    def bytes_of(self, shape: ModelShape) -> int:
+        """Return the bytes that a full model takes, 0 for adapters."""
+        weights = self.bases.policy(shape.base).model.parameters() if shape.rank == 0 else ()
+        return 4 * sum(each.numel() * each.element_size() for each in weights)
+
+    def room(self) -> int:
+        """Return the bytes that are free on the device."""
+        return available_bytes(self.bases.policy(next(iter(self.bases.folders))).device)
 
     def unload(self, model: str) -> None:
         self._loaded.pop(model, None)
@@ -130,8 +137,12 @@ class Compute:
         return loaded
 
 
-def fail(reason: str, category: str) -> Settled:
-    """Return the result of a request that cannot be executed."""
+def failure(name: str, error: Exception) -> Settled:
+    """Return a failed request's result; a ValueError is its client's fault."""
+    reason, category = str(error), "user"
+    if not isinstance(error, ValueError):
+        LOGGER.error("request %s failed: %s", name, error, exc_info=None if isinstance(error, OSError) else error)
+        reason, category = f"{type(error).__name__}: {error}", "server"
     return Settled("error", json.dumps({"error": " ".join(reason.split())[:500], "category": category}).encode())
 
 
@@ -191,7 +202,7 @@ def save_for_sampler(compute: Compute, loaded: _Loaded, work: ModelRequest) -> S
     if work.header.get("path") is not None:
         return save_weights(compute, loaded, work)
     name = work.header["sampler"]
-    folder = compute.root / "samplers" / name.replace(":", "-")
+    folder = own_folder(compute.root / "samplers", name)
     facts = facts_of(work.model, work.shape, work.seq, {})
     save_folder(folder, facts, lambda aside: loaded.model.save(aside, optimizer=False))
     told = {"type": "save_weights_for_sampler", "sampling_session_id": name}

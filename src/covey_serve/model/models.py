@@ -111,6 +111,11 @@ class TrainedModel:
         self._scaler = torch.amp.GradScaler(policy.device.type, enabled=False)
         self.reset_moments()
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of trained weights, gradients and moments."""
+        return 4 * sum(each.numel() * each.element_size() for each in self._parameters)
+
     def reset_moments(self) -> None:
         self._optimizer = adamw([{"params": self._parameters}])
 

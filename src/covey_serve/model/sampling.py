@@ -88,15 +88,15 @@ class Samplers:
         self._slots: OrderedDict[ModelShape, _Slot] = OrderedDict()
         self._version = 0
 
-    def run(self, weights: SampledWeights, requests: Sequence[tuple[Header, bytes]]) -> list[bytes | ValueError]:
-        """Answer requests for the same weights. ValueError where these cannot be loaded."""
+    def run(self, weights: SampledWeights, requests: Sequence[tuple[Header, bytes]]) -> list[bytes | Exception]:
+        """Answer requests for the same weights, each on its own."""
         slot = self._slot(weights)
-        answers: list[bytes | ValueError] = [b""] * len(requests)
+        answers: list[bytes | Exception] = [b""] * len(requests)
         draws: dict[int, Draw] = {}
         for place, (header, body) in enumerate(requests):
             try:
                 draws[place] = read_draw(header, body, slot.policy, self._limits)
-            except ValueError as error:
+            except Exception as error:
                 answers[place] = error
         found = asyncio.run(self._run(slot, list(draws.values())))
         for place, answer in zip(draws, found, strict=True):
@@ -124,18 +124,16 @@ class Samplers:
             slot.name = weights.name
         return slot
 
-    async def _run(self, slot: _Slot, draws: Sequence[Draw]) -> list[bytes | ValueError]:
+    async def _run(self, slot: _Slot, draws: Sequence[Draw]) -> list[bytes | Exception]:
         merged = _merge(draws)
         calls = [slot.engine.generate(prompt, n, sampling) for prompt, n, sampling, _ in merged]
         found = await asyncio.gather(*calls, return_exceptions=True)
-        samples: dict[int, list[Completion] | ValueError] = {}
+        samples: dict[int, list[Completion] | BaseException] = {}
         for (_, _, _, places), result in zip(merged, found, strict=True):
-            if isinstance(result, BaseException) and not isinstance(result, ValueError):
-                raise result
             begin = 0
             for place in places:
                 n = draws[place].request.num_samples
-                samples[place] = result if isinstance(result, ValueError) else result[begin : begin + n]
+                samples[place] = result if isinstance(result, BaseException) else result[begin : begin + n]
                 begin += n
         return [_answer(slot.policy, draw.request, samples[place]) for place, draw in enumerate(draws)]
 
@@ -162,14 +160,14 @@ def _merge(draws: Sequence[Draw]) -> list[Merged]:
     return merged
 
 
-def _answer(policy: Policy, request: SampleRequest, found: list[Completion] | ValueError) -> bytes | ValueError:
-    if isinstance(found, ValueError):
-        return found
+def _answer(policy: Policy, request: SampleRequest, found: list[Completion] | BaseException) -> bytes | Exception:
     try:
+        if isinstance(found, BaseException):
+            raise found
         with inference(policy.model):
             topk = [_of_sample(policy, request, each) for each in found]
             return sample_result(found, topk, _of_prompt(policy, request))
-    except ValueError as error:
+    except Exception as error:
         return error
 
 

@@ -21,7 +21,8 @@ from covey_serve.model.models import ModelShape
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 """Middle part of a tinker path -> type of checkpoint."""
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+NAME = re.compile(r"(?!.*\.tmp-)[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""Names of checkpoints; `.tmp-` marks folders that a save leaves when it is killed."""
 MODEL = re.compile(r"[0-9a-f]{8,64}:train:\d{1,9}")
 FACTS = "covey.json"
 MAX_FACTS = 1 << 20
@@ -54,7 +55,7 @@ class Checkpoints:
         is_named = path.startswith("tinker://") and kind in KINDS and MODEL.fullmatch(model)
         if not is_named or not NAME.fullmatch(name):
             raise ValueError(f"path must be tinker://MODEL/weights/NAME of a checkpoint, got {path[:80]}")
-        return self._root / model.replace(":", "-") / kind / name
+        return own_folder(self._root, model) / kind / name
 
     def find(self, path: str) -> Saved:
         """Return a checkpoint. ValueError where it is missing or expired."""
@@ -107,6 +108,11 @@ class Checkpoints:
                 yield self.find(path)
             except ValueError:
                 continue
+
+
+def own_folder(root: Path, owner: str) -> Path:
+    """Return the folder of a model or sampler."""
+    return root / owner.replace(":", "-")
 
 
 def save_folder(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], None]) -> None:

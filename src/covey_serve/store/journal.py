@@ -6,6 +6,7 @@ cut when the file is opened. The file grows until `compact` copies what is still
 
 import json
 import logging
+import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,9 +50,21 @@ class RequestJournal:
             yield found[0], found[1]
             start += found[0].length
         if start < self.size:
+            self._check_end(start)
             LOGGER.warning("%s: %d bytes at its end are no whole record and were cut", self._path, self.size - start)
             os.ftruncate(self._file, start)
             self.size = start
+
+    def _check_end(self, start: int) -> None:
+        """Refuse to cut whole records off. ValueError where one follows `start`."""
+        with mmap.mmap(self._file, 0, prot=mmap.PROT_READ) as content:
+            place = start
+            while (place := content.find(MAGIC, place + 1)) >= 0:
+                if self._record(place) is not None:
+                    raise ValueError(
+                        f"{self._path} is damaged at byte {start}, and whole records follow: restore it, give up what "
+                        f"follows (truncate -s {start} {self._path}), or name another folder with --to"
+                    )
 
     def append(self, header: Mapping[str, Any], body: bytes = b"") -> RecordPlace:
         """Write a record through. OSError leaves the file unchanged."""

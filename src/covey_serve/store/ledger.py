@@ -5,14 +5,17 @@ follow from a model's last snapshot and the requests after it.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from covey_serve.limits import ServiceLimits
 from covey_serve.model.models import ModelShape
 from covey_serve.store.journal import Header, RecordPlace, RequestJournal
 
+LOGGER = logging.getLogger(__name__)
 CREATED = 0
 """Number of the request that makes a model; the client's begin at 1."""
 
@@ -68,6 +71,9 @@ class ServedSampler:
         return str(self.header["id"])
 
 
+Owner = HostedModel | ServedSampler
+
+
 @dataclass(slots=True)
 class Promise:
     """A request with its result, once there is one."""
@@ -101,11 +107,20 @@ class Ledger:
         """Promises without a result."""
         self.waiting_bytes = 0
         for place, header in journal.records():
-            APPLY[header["kind"]](self, header, place)
+            self._apply(header, place)
 
     def commit(self, header: Header, body: bytes = b"") -> None:
         """Write a record and apply it. OSError changes nothing."""
-        APPLY[header["kind"]](self, header, self._journal.append(header, body))
+        self._apply(header, self._journal.append(header, body))
+
+    def _apply(self, header: Header, place: RecordPlace) -> None:
+        try:
+            APPLY[header["kind"]](self, header, place)
+        except KeyError:
+            LOGGER.warning("a %s of %s has no effect: what it is of has ended", header["kind"], header.get("id"))
+
+    def owners(self) -> "list[Owner]":
+        return [*self.models.values(), *self.samplers.values()]
 
     def models_of(self, session: str) -> list[HostedModel]:
         return [one for one in self.models.values() if one.header["session"] == session]
@@ -121,13 +136,17 @@ class Ledger:
         assert promise.result is not None, "a result is there"
         return self._journal.read(promise.result)[1]
 
-    def forget_results(self, most: int, seconds: float) -> None:
-        """Drop fetched results: old ones, and the oldest beyond `most`."""
-        fetched = [one for one in self.promises.values() if one.fetched is not None and one.place is None]
-        before = time.time() - seconds
-        for place, promise in enumerate(fetched):
-            if (promise.fetched or 0.0) < before or place < len(fetched) - most:
-                self.promises.pop(promise.id)
+    def forget_results(self, limits: ServiceLimits) -> None:
+        """Drop results that are too old or too many, fetched ones first."""
+        kept = [one for one in reversed(self.promises.values()) if one.result is not None and one.place is None]
+        before = time.time() - limits.result_seconds
+        size = 0
+        for count, one in enumerate(sorted(kept, key=lambda one: one.fetched is not None)):
+            assert one.result is not None, "it was chosen so"
+            size += one.result.length
+            is_old = one.fetched is not None and one.fetched < before
+            if is_old or count >= limits.results or size > limits.results_bytes:
+                self.promises.pop(one.id)
 
     def compact(self) -> None:
         """Rewrite the journal with what is still needed."""

@@ -1,5 +1,6 @@
 """A call with its service, and what handlers read of it."""
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,9 @@ class Context:
         return read_json(self.call.body)
 
 
-Handler = Callable[[Context], Awaitable[HttpAnswer]]
+Content = dict[str, Any] | Awaitable[HttpAnswer] | None
+"""JSON of an answer, or one that takes time; None for an answer without content."""
+Handler = Callable[[Context], Content]
 
 
 def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
@@ -44,6 +47,24 @@ def number(body: Mapping[str, Any], name: str, low: int, high: int, default: Any
     if value is not None and not low <= value <= high:
         raise RequestRefused(422, f"{name} must be in [{low}, {high}], got {value}")
     return value
+
+
+def metadata_of(service: Service, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a client's notes, which are kept in memory."""
+    found: dict[str, Any] | None = field(body, "user_metadata", dict, None)
+    if len(json.dumps(found)) > service.limits.metadata_bytes:
+        raise RequestRefused(422, f"user_metadata must have at most {service.limits.metadata_bytes} bytes of JSON")
+    return found
+
+
+def path_of(service: Service, body: Mapping[str, Any], name: str) -> str:
+    """Return a tinker path, whether or not there is a checkpoint yet."""
+    path: str = field(body, name, str)
+    try:
+        service.checkpoints.folder(path)
+    except ValueError as error:
+        raise RequestRefused(404, str(error)) from error
+    return path
 
 
 def model_of(service: Service, body: Mapping[str, Any]) -> HostedModel:

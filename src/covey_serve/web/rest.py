@@ -9,14 +9,13 @@ from covey_serve.refused import RequestRefused
 from covey_serve.service import Service
 from covey_serve.store.checkpoints import EXPIRES, describe, utc
 from covey_serve.store.ledger import HostedModel
-from covey_serve.web.calls import Context, field, find_saved, model_of, number
-from covey_serve.web.server import HttpAnswer
+from covey_serve.web.calls import Content, Context, field, find_saved, model_of, number
 
 
-async def training_runs(context: Context) -> HttpAnswer:
+def training_runs(context: Context) -> Content:
     models = list(context.service.ledger.models.values())
     page, cursor = _page(context, models)
-    return HttpAnswer.of({"training_runs": [_run(context.service, one) for one in page], "cursor": cursor})
+    return {"training_runs": [_run(context.service, one) for one in page], "cursor": cursor}
 
 
 def _page(context: Context, rows: list[Any]) -> tuple[list[Any], dict[str, int]]:
@@ -48,18 +47,18 @@ def _run(service: Service, model: HostedModel) -> dict[str, Any]:
 LAST = {"weights": "last_checkpoint", "sampler_weights": "last_sampler_checkpoint"}
 
 
-async def training_run(context: Context) -> HttpAnswer:
-    return HttpAnswer.of(_run(context.service, model_of(context.service, {"model_id": context.names["model"]})))
+def training_run(context: Context) -> Content:
+    return _run(context.service, model_of(context.service, {"model_id": context.names["model"]}))
 
 
-async def checkpoints_of(context: Context) -> HttpAnswer:
+def checkpoints_of(context: Context) -> Content:
     found = context.service.checkpoints.of_model(context.names["model"])
-    return HttpAnswer.of({"checkpoints": [describe(one) for one in found]})
+    return {"checkpoints": [describe(one) for one in found]}
 
 
-async def all_checkpoints(context: Context) -> HttpAnswer:
+def all_checkpoints(context: Context) -> Content:
     page, cursor = _page(context, context.service.checkpoints.all())
-    return HttpAnswer.of({"checkpoints": [describe(one) for one in page], "cursor": cursor})
+    return {"checkpoints": [describe(one) for one in page], "cursor": cursor}
 
 
 def _path(context: Context) -> str:
@@ -67,34 +66,30 @@ def _path(context: Context) -> str:
     return str(find_saved(context.service, path).path)
 
 
-async def delete_checkpoint(context: Context) -> HttpAnswer:
+def delete_checkpoint(context: Context) -> None:
     context.service.checkpoints.delete(_path(context))
-    return HttpAnswer(204)
 
 
-async def set_ttl(context: Context) -> HttpAnswer:
+def set_ttl(context: Context) -> None:
     seconds = number(context.body, "ttl_seconds", 1, 10**10, None)
     context.service.checkpoints.change(_path(context), {EXPIRES: None if seconds is None else time.time() + seconds})
-    return HttpAnswer(204)
 
 
-async def publish(context: Context) -> HttpAnswer:
+def publish(context: Context) -> None:
     context.service.checkpoints.change(_path(context), {"public": context.call.method == "POST"})
-    return HttpAnswer(204)
 
 
-async def weights_info(context: Context) -> HttpAnswer:
+def weights_info(context: Context) -> Content:
     shape = find_saved(context.service, field(context.body, "tinker_path", str)).shape
     flags = {name: value for name, value in asdict(shape).items() if name.startswith("train_")}
-    told = {"base_model": shape.base, "is_lora": shape.rank > 0, "lora_rank": shape.rank or None, **flags}
-    return HttpAnswer.of(told)
+    return {"base_model": shape.base, "is_lora": shape.rank > 0, "lora_rank": shape.rank or None, **flags}
 
 
-async def get_session(context: Context) -> HttpAnswer:
+def get_session(context: Context) -> Content:
     service, name = context.service, context.names["session"]
     if name not in service.ledger.sessions:
         raise RequestRefused(404, f"there is no session {name[:100]}")
     models = [one.id for one in service.ledger.models_of(name)]
     samplers = [one.id for one in service.ledger.samplers_of(name)]
     metadata = service.ledger.sessions[name].header["metadata"]
-    return HttpAnswer.of({"training_run_ids": models, "sampler_ids": samplers, "user_metadata": metadata})
+    return {"training_run_ids": models, "sampler_ids": samplers, "user_metadata": metadata}

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,23 +14,29 @@ from covey_serve.service import Service, sampler_header
 from covey_serve.store.checkpoints import NAME
 from covey_serve.store.ledger import CREATED, HostedModel, Promise, ServedSampler, model_header
 from covey_serve.web import rest
-from covey_serve.web.calls import Context, Handler, base_of, field, find_saved, model_of, number, session_of
+from covey_serve.web.calls import (
+    Content,
+    Context,
+    Handler,
+    base_of,
+    field,
+    find_saved,
+    metadata_of,
+    model_of,
+    number,
+    path_of,
+    session_of,
+)
 from covey_serve.web.server import HttpAnswer, HttpCall
-from covey_serve.wire.messages import read_place
+from covey_serve.wire.messages import MOST_REAL, read_place
 
 PREFIX = "/api/v1/"
 TESTED = "0.38"
 """Versions of the client that this was tested with begin so."""
 CLIENT_CONFIG = {"sample_enable_stuck_detection": False, "parallel_fwdbwd_chunks": False, "pjwt_auth_enabled": False}
 """Flags of the client: a CPU may take hours for what it asks, and chunks need not overtake one another."""
-ADAM = {
-    "learning_rate": 1e-4,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-12,
-    "weight_decay": 0.0,
-    "grad_clip_norm": 0.0,
-}
+BETAS = {"beta1": 0.9, "beta2": 0.95}
+ADAM = {"learning_rate": 1e-4, **BETAS, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
 MAX_LORA_RANK = 512
 MAX_SEQ = 2**31 - 1
 COPY_STRIDE = 10**9
@@ -40,71 +45,51 @@ COPY_STRIDE = 10**9
 
 async def answer(service: Service, call: HttpCall) -> HttpAnswer:
     """Answer a call. RequestRefused for what is wrong with it."""
-    path = unquote(call.path)
-    if path.startswith(PREFIX):
-        for (method, pattern), handler in ROUTES.items():
-            found = re.fullmatch(pattern, path[len(PREFIX) :]) if method == call.method else None
-            if found:
-                return await handler(Context(service, call, found.groupdict()))
+    path = unquote(call.path).removeprefix(PREFIX)
+    for (method, pattern), handler in ROUTES.items():
+        names = re.fullmatch(pattern, path) if method == call.method else None
+        if names:
+            found = handler(Context(service, call, names.groupdict()))
+            if isinstance(found, Awaitable):
+                return await found
+            return HttpAnswer(204) if found is None else HttpAnswer.of(found)
     raise RequestRefused(404, f"there is no {call.method[:10]} {call.path[:100]}")
 
 
-async def client_config(context: Context) -> HttpAnswer:
-    return HttpAnswer.of(CLIENT_CONFIG)
-
-
-async def dynamic_config(context: Context) -> HttpAnswer:
-    return HttpAnswer.of({"refresh_interval_sec": 300, "sample_cancel_enabled": False})
-
-
-async def healthz(context: Context) -> HttpAnswer:
-    return HttpAnswer.of({"status": "ok"})
-
-
-async def capabilities(context: Context) -> HttpAnswer:
-    facts = context.service.bases.lengths()
+def capabilities(context: Context) -> Content:
     told = {"trainable": True, "sampleable": True}
-    return HttpAnswer.of(
-        {
-            "supported_models": [
-                {"model_name": name, "max_context_length": length, **told} for name, length in facts.items()
-            ]
-        }
-    )
+    lengths = context.service.bases.lengths().items()
+    models = [{"model_name": name, "max_context_length": length, **told} for name, length in lengths]
+    return {"supported_models": models}
 
 
-async def create_session(context: Context) -> HttpAnswer:
+def create_session(context: Context) -> Content:
     body = context.body
     version = field(body, "sdk_version", str, "")
-    metadata = field(body, "user_metadata", dict, None)
-    session = context.service.new_session({"metadata": metadata, "sdk": version[:40]})
+    session = context.service.new_session({"metadata": metadata_of(context.service, body), "sdk": version[:40]})
     told: dict[str, Any] = {"type": "create_session", "session_id": session}
     if not version.startswith(TESTED):
         told["warning_message"] = f"covey serve was tested with tinker {TESTED}, this is {version[:40] or 'unknown'}"
     elif context.service.bases.full:
         told["warning_message"] = "covey serve trains all weights (--full): learning rates are a tenth of LoRA's"
-    return HttpAnswer.of(told)
+    return told
 
 
-async def heartbeat(context: Context) -> HttpAnswer:
+def heartbeat(context: Context) -> Content:
     name = field(context.body, "session_id", str)
     if name not in context.service.ledger.sessions:
         raise RequestRefused(410, f"there is no session {name[:100]}")
     context.service.ledger.sessions[name].seen = time.time()
-    return HttpAnswer.of({"type": "session_heartbeat"})
+    return {"type": "session_heartbeat"}
 
 
-async def telemetry(context: Context) -> HttpAnswer:
-    return HttpAnswer.of({"status": "accepted"})
-
-
-async def finish(context: Context) -> HttpAnswer:
+def finish(context: Context) -> Content:
     if context.names["session"] in context.service.ledger.sessions:
         context.service.drop_session(context.names["session"])
-    return HttpAnswer(204)
+    return None
 
 
-async def create_model(context: Context) -> HttpAnswer:
+def create_model(context: Context) -> Content:
     service, body = context.service, context.body
     session = session_of(service, body)
     place = number(body, "model_seq_id", 0, 10**9)
@@ -119,27 +104,27 @@ async def create_model(context: Context) -> HttpAnswer:
         shape = ModelShape(base, number(lora, "rank", 1, MAX_LORA_RANK, 32), **flags)
         seed = number(lora, "seed", 0, 2**63 - 1, place)
     name = f"{session}:train:{place}"
-    metadata = field(body, "user_metadata", dict, None)
-    return _make(service, model_header(name, session, shape, seed, metadata), {"op": "create_model"})
+    header = model_header(name, session, shape, seed, metadata_of(service, body))
+    return _make(service, header, {"op": "create_model"})
 
 
-def _make(service: Service, header: dict[str, Any], request: dict[str, Any]) -> HttpAnswer:
+def _make(service: Service, header: dict[str, Any], request: dict[str, Any]) -> Content:
     if header["id"] not in service.ledger.models:
         service.commit(header)
     model = service.ledger.models[header["id"]]
     return _answer_promise(service.promise(model, {"seq": CREATED, "stateful": True, **request}))
 
 
-async def get_info(context: Context) -> HttpAnswer:
+def get_info(context: Context) -> Content:
     service = context.service
     model = model_of(service, context.body)
     data = {"arch": "covey", "model_name": model.shape.base, "tokenizer_id": service.bases.tokenizer(model.shape.base)}
     is_lora = model.shape.rank > 0
     told = {"type": "get_info", "model_id": model.id, "model_name": model.shape.base, "model_data": data}
-    return HttpAnswer.of({**told, "is_lora": is_lora, "lora_rank": model.shape.rank if is_lora else None})
+    return {**told, "is_lora": is_lora, "lora_rank": model.shape.rank if is_lora else None}
 
 
-async def forward_backward(context: Context) -> HttpAnswer:
+def forward_backward(context: Context) -> Content:
     name, seq = read_place(context.call.body)
     model = model_of(context.service, {"model_id": name})
     number({"seq_id": seq}, "seq_id", 1, MAX_SEQ)
@@ -147,11 +132,11 @@ async def forward_backward(context: Context) -> HttpAnswer:
     return _answer_promise(context.service.promise(model, request, context.call.body))
 
 
-def _answer_promise(promise: Promise) -> HttpAnswer:
-    return HttpAnswer.of({"request_id": promise.id, "model_id": promise.header["owner"]})
+def _answer_promise(promise: Promise) -> Content:
+    return {"request_id": promise.id, "model_id": promise.header["owner"]}
 
 
-def _in_order(context: Context, read: Callable[[HostedModel, dict[str, Any]], dict[str, Any]]) -> HttpAnswer:
+def _in_order(context: Context, read: Callable[[HostedModel, dict[str, Any]], dict[str, Any]]) -> Content:
     """Promise a request of a model.
 
     A refusal by `read` comes in its turn: later requests would wait for the number for ever.
@@ -166,23 +151,20 @@ def _in_order(context: Context, read: Callable[[HostedModel, dict[str, Any]], di
     return _answer_promise(context.service.promise(model, {**request, "seq": seq}))
 
 
-async def optim_step(context: Context) -> HttpAnswer:
+def optim_step(context: Context) -> Content:
     def read(model: HostedModel, body: dict[str, Any]) -> dict[str, Any]:
         given = field(body, "adam_params", dict, None) or field(body, "optimizer_params", dict, {})
         if given.get("type", "adamw") not in ("adam", "adamw"):
             raise RequestRefused(422, f"optimizer must be adamw, got {str(given['type'])[:40]}")
-        adam = {name: float(field(given, name, (int, float), default)) for name, default in ADAM.items()}
-        if (
-            not all(math.isfinite(value) and value >= 0 for value in adam.values())
-            or max(adam["beta1"], adam["beta2"]) >= 1
-        ):
+        adam = {name: field(given, name, (int, float), default) for name, default in ADAM.items()}
+        if not all(0 <= value < (1 if name in BETAS else MOST_REAL) for name, value in adam.items()):
             raise RequestRefused(422, "adam_params must be finite numbers >= 0, with betas below 1")
-        return {"op": "optim_step", "stateful": True, "adam": adam}
+        return {"op": "optim_step", "stateful": True, "adam": {name: float(value) for name, value in adam.items()}}
 
     return _in_order(context, read)
 
 
-async def save_weights(context: Context) -> HttpAnswer:
+def save_weights(context: Context) -> Content:
     op = context.call.path.rpartition("/")[2]
     kind = {"save_weights": "weights", "save_weights_external": "external_weights"}.get(op, "sampler_weights")
 
@@ -197,15 +179,15 @@ async def save_weights(context: Context) -> HttpAnswer:
             )
         request["overwrite"] = field(body, "overwrite", bool, False)
         request["ttl_seconds"] = number(body, "ttl_seconds", 1, 10**10, None)
-        request["user_metadata"] = field(body, "user_metadata", dict, None)
+        request["user_metadata"] = metadata_of(context.service, body)
         return request
 
     return _in_order(context, read)
 
 
-async def load_weights(context: Context) -> HttpAnswer:
+def load_weights(context: Context) -> Content:
     def read(model: HostedModel | None, body: dict[str, Any]) -> dict[str, Any]:
-        path, optimizer = field(body, "path", str), field(body, "optimizer", bool, False)
+        path, optimizer = path_of(context.service, body, "path"), field(body, "optimizer", bool, False)
         return {"op": "load_weights", "path": path, "optimizer": optimizer, "stateful": True}
 
     service, body = context.service, context.body
@@ -216,11 +198,11 @@ async def load_weights(context: Context) -> HttpAnswer:
     place = number(body, "model_seq_id", 0, 10**9)
     shape = find_saved(service, request["path"]).shape
     base_of(service, shape.base)
-    metadata = field(body, "user_metadata", dict, None)
-    return _make(service, model_header(f"{session}:train:{place}", session, shape, place, metadata), request)
+    header = model_header(f"{session}:train:{place}", session, shape, place, metadata_of(service, body))
+    return _make(service, header, request)
 
 
-async def create_sampling_session(context: Context) -> HttpAnswer:
+def create_sampling_session(context: Context) -> Content:
     service, body = context.service, context.body
     session = session_of(service, body)
     name = f"{session}:sample:{number(body, 'sampling_session_seq_id', 0, 2**31)}"
@@ -232,7 +214,7 @@ async def create_sampling_session(context: Context) -> HttpAnswer:
             else find_saved(service, path).shape
         )
         service.commit(sampler_header(name, session, shape, path=path))
-    return HttpAnswer.of({"type": "create_sampling_session", "sampling_session_id": name})
+    return {"type": "create_sampling_session", "sampling_session_id": name}
 
 
 def _sampler(service: Service, name: str) -> ServedSampler:
@@ -241,13 +223,12 @@ def _sampler(service: Service, name: str) -> ServedSampler:
     return service.ledger.samplers[name]
 
 
-async def get_sampler(context: Context) -> HttpAnswer:
+def get_sampler(context: Context) -> Content:
     sampler = _sampler(context.service, context.names["sampler"])
-    told = {"sampler_id": sampler.id, "base_model": sampler.shape.base, "model_path": sampler.header["path"]}
-    return HttpAnswer.of(told)
+    return {"sampler_id": sampler.id, "base_model": sampler.shape.base, "model_path": sampler.header["path"]}
 
 
-async def asample(context: Context) -> HttpAnswer:
+def asample(context: Context) -> Content:
     service, body = context.service, context.body
     sampler = _sampler(service, field(body, "sampling_session_id", str))
     seq = number(body, "seq_id", 0, 2**63 - 1)
@@ -263,23 +244,23 @@ async def asample(context: Context) -> HttpAnswer:
     place = {"copy": str(copy), "rank": rank, "first": first, "seed": seed, "n": count}
     promise = service.promise(sampler, {"op": "asample", "seq": seq, **place}, context.call.body)
     ids = [f"{promise.id}:{index}" for index in range(count)]
-    return HttpAnswer.of({"request_id": promise.id, "sample_sequence_ids": ids})
+    return {"request_id": promise.id, "sample_sequence_ids": ids}
 
 
-async def retrieve_future(context: Context) -> HttpAnswer:
-    return await context.service.retrieve(field(context.body, "request_id", str))
+def retrieve_future(context: Context) -> Content:
+    return context.service.retrieve(field(context.body, "request_id", str))
 
 
 RUN = "training_runs/(?P<model>[^/]+)"
 CHECKPOINT = RUN + "/checkpoints/(?P<checkpoint>[^/]+/[^/]+)"
 ROUTES: dict[tuple[str, str], Handler] = {
-    ("POST", "client/config"): client_config,
-    ("POST", "client/dynamic_config"): dynamic_config,
-    ("GET", "healthz"): healthz,
+    ("POST", "client/config"): lambda context: CLIENT_CONFIG,
+    ("POST", "client/dynamic_config"): lambda context: {"refresh_interval_sec": 300, "sample_cancel_enabled": False},
+    ("GET", "/?healthz"): lambda context: {"status": "ok"},
     ("GET", "get_server_capabilities"): capabilities,
     ("POST", "create_session"): create_session,
     ("POST", "session_heartbeat"): heartbeat,
-    ("POST", "telemetry"): telemetry,
+    ("POST", "telemetry"): lambda context: {"status": "accepted"},
     ("POST", "sessions/(?P<session>[^/]+)/finish"): finish,
     ("GET", "sessions/(?P<session>[^/]+)"): rest.get_session,
     ("POST", "create_model"): create_model,

@@ -127,6 +127,8 @@ class HttpServer:
         path, _, query = event.target.decode("ascii", "replace").partition("?")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         call = HttpCall(event.method.decode("ascii"), path, query, headers, b"")
+        if call.method == "HEAD":
+            raise RequestRefused(405, "")  # an answer to it has no body
         self._check(call)
         if int(headers.get("content-length", "0")) > self._limits.body_bytes:
             raise RequestRefused(413, f"a request has at most {self._limits.body_bytes} bytes")
@@ -156,13 +158,14 @@ class HttpServer:
     async def _send(self, connection: h11.Connection, writer: asyncio.StreamWriter, answer: HttpAnswer) -> None:
         """Write head and body together."""
         headers = [("Server", "covey"), *answer.headers.items()]
+        body = b"" if answer.status in (204, 405) else answer.body
         if answer.status != 204:
-            headers += [("Content-Type", answer.kind), ("Content-Length", str(len(answer.body)))]
+            headers += [("Content-Type", answer.kind), ("Content-Length", str(len(body)))]
         if connection.their_state not in (h11.DONE, h11.MUST_CLOSE):  # the rest of a body is not read
             headers.append(("Connection", "close"))
         events: list[Any] = [h11.Response(status_code=answer.status, headers=headers)]
-        events += [h11.Data(data=answer.body)] if answer.body and answer.status != 204 else []
-        writer.write(b"".join(connection.send(event) or b"" for event in (*events, h11.EndOfMessage())))
+        events += [h11.Data(data=body), h11.EndOfMessage()]
+        writer.write(b"".join(connection.send(event) or b"" for event in events))
         async with asyncio.timeout(self._limits.body_seconds):
             await writer.drain()
 

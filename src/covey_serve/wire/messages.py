@@ -20,6 +20,9 @@ from covey_serve.wire.protobuf import decode, encode
 Array = npt.NDArray[Any]
 DTYPES: dict[int, str] = {1: "<f4", 2: "<i8", 3: "<i4"}
 FLOAT32 = 1
+MOST_REAL, MIN_TEMPERATURE = 1e300, 1e-6
+MAX_JSON = 8 << 20
+"""Most bytes of JSON: a byte may become twenty of memory."""
 NO_LOGPROB = -99999.0
 """Log-prob of a place in a table of alternatives that holds none."""
 
@@ -48,8 +51,8 @@ class TrainingRequest:
 def read_place(raw: bytes) -> tuple[str, int]:
     """Return a training request's model and number. RequestRefused without."""
     try:
-        message = decode("ForwardBackwardRequest", raw)
-    except (ValueError, OverflowError) as error:
+        message = decode("RequestPlace", raw)
+    except ValueError as error:
         raise RequestRefused(400, f"the body must be a ForwardBackwardRequest: {error}") from error
     return message["model_id"], message["seq_id"]
 
@@ -61,26 +64,30 @@ def read_training(raw: bytes, limits: ServiceLimits) -> TrainingRequest:
     for each in message["config"]:
         value = each["value"] or {"number": 0.0, "text": ""}
         options[each["key"]] = value["text"] or value["number"]
-    left = limits.request_tokens
+    left = limits.request_values
     data = []
     for each in message["data"]:
-        datum = _datum(each, left)
-        left -= max((value.size for value in datum.inputs.values()), default=0) + len(datum.token_ids)
-        if left < 0:
-            raise ValueError(f"a request must have at most {limits.request_tokens} tokens")
+        datum, left = _datum(each, left)
         data.append(datum)
     place = message["model_id"], message["seq_id"]
     return TrainingRequest(*place, tuple(data), message["loss_fn"], options, message["forward_only"])
 
 
-def _datum(message: Mapping[str, Any], most: int) -> Datum:
-    pieces = []
+def _datum(message: Mapping[str, Any], left: int) -> tuple[Datum, int]:
+    """Read a datum; return what is left of the request's values, too."""
+    pieces, inputs = [], {}
     for chunk in message["model_input"]:
         if chunk["encoded_text"] is None:
             raise ValueError("model_input must be encoded_text, got an image or audio")
         pieces.append(_array(chunk["encoded_text"]["tokens"], "<i4", "tokens"))
     ids = np.concatenate(pieces).astype(np.int64) if pieces else np.empty(0, np.int64)
-    return Datum(ids, {each["key"]: _tensor(each["value"], each["key"], most) for each in message["loss_fn_inputs"]})
+    left -= len(ids)
+    for each in message["loss_fn_inputs"]:  # a sparse one of a few bytes may be millions of values
+        inputs[each["key"]] = _tensor(each["value"], each["key"][:40], left)
+        left -= inputs[each["key"]].size
+    if left < 0:
+        raise ValueError("a request has too many tokens and values of inputs: send its datums in several")
+    return Datum(ids, inputs), left
 
 
 def _array(raw: bytes, dtype: str, name: str) -> Array:
@@ -164,8 +171,15 @@ def read_sample(body: Mapping[str, Any], limits: ServiceLimits, room: int) -> Sa
         raise ValueError("stop must be strings or token ids, at most 64")
     texts, ids = [s for s in stops if isinstance(s, str)], [s for s in stops if isinstance(s, int)]
     most = _whole(params, "max_tokens", 1, room, max(room - len(prompt), 1))
+    topk_sample = _whole(body, "topk_sample_logprobs", 0, limits.top_k, 0)
+    if count * most * max(topk_sample, 1) > limits.request_tokens:
+        told = "num_samples x max_tokens x topk_sample_logprobs"
+        raise ValueError(f"{told} must be at most {limits.request_tokens}, got {count} x {most} x {topk_sample}")
+    temperature = _real(params, "temperature", 1.0)
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise ValueError(f"temperature must be 0, for the likeliest tokens, or >= {MIN_TEMPERATURE}")
     sampling = Sampling(
-        temperature=_real(params, "temperature", 1.0),
+        temperature=temperature,
         top_k=max(_whole(params, "top_k", -1, 2**31, -1), 0),
         top_p=_real(params, "top_p", 1.0),
         max_tokens=most,
@@ -186,7 +200,7 @@ def read_sample(body: Mapping[str, Any], limits: ServiceLimits, room: int) -> Sa
         prompt_logprobs=bool(body.get("prompt_logprobs")),
         last_n=None if last is None else _whole(body, "prompt_logprobs_last_n", 1, max(len(prompt), 1), 1),
         topk_prompt=_whole(body, "topk_prompt_logprobs", 0, limits.top_k, 0),
-        topk_sample=_whole(body, "topk_sample_logprobs", 0, limits.top_k, 0),
+        topk_sample=topk_sample,
         targets=_targets(body.get("target_prompt_logprobs"), len(prompt), limits),
     )
 
@@ -195,8 +209,8 @@ def _prompt(found: Any) -> tuple[int, ...]:
     chunks = found.get("chunks") if isinstance(found, dict) else None
     ids: list[int] = []
     for chunk in chunks if isinstance(chunks, list) else []:
-        tokens = chunk.get("tokens") if isinstance(chunk, dict) else None
-        if not isinstance(tokens, list) or not all(type(each) is int for each in tokens):
+        tokens = _ids(chunk.get("tokens")) if isinstance(chunk, dict) else None
+        if tokens is None:
             raise ValueError("prompt must be chunks of encoded_text with token ids")
         ids += tokens
     if not ids:
@@ -204,14 +218,19 @@ def _prompt(found: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _ids(found: Any) -> list[int] | None:
+    """Return a list of ids of JSON, None for another value."""
+    is_list = isinstance(found, list) and all(type(each) is int and -(2**31) <= each < 2**31 for each in found)
+    return found if is_list else None
+
+
 def _targets(found: Any, length: int, limits: ServiceLimits) -> Array | None:
     if found is None:
         return None
-    data, shape = (found.get("data"), found.get("shape")) if isinstance(found, dict) else (None, None)
-    is_plain = isinstance(data, list) and all(type(each) is int for each in data)
-    if not is_plain or found.get("sparse_crow_indices") is not None or not isinstance(shape, list) or len(shape) != 2:
+    is_dense = isinstance(found, dict) and found.get("sparse_crow_indices") is None
+    data, shape = _ids(found.get("data")) if is_dense else None, _ids(found.get("shape")) if is_dense else None
+    if data is None or shape is None or len(shape) != 2:
         raise ValueError("target_prompt_logprobs must be a dense matrix of token ids")
-    assert isinstance(data, list), "a plain one"
     if shape[0] != length - 1 or not 1 <= shape[1] <= limits.top_k or len(data) != shape[0] * shape[1]:
         raise ValueError(f"target_prompt_logprobs must be [{length - 1}, K], got {str(shape)[:40]}")
     return np.array(data, np.int64).reshape(shape)
@@ -228,7 +247,7 @@ def _whole(body: Mapping[str, Any], name: str, low: int, high: int, default: int
 def _real(body: Mapping[str, Any], name: str, default: float) -> float:
     value = body.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_REAL:
         raise ValueError(f"{name} must be a number, got {str(value)[:40]}")
     return float(value)
 
@@ -285,6 +304,8 @@ def read_json(raw: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number of JSON")
 
+    if len(raw) > MAX_JSON:
+        raise RequestRefused(413, f"a body of JSON must have at most {MAX_JSON} bytes, got {len(raw)}")
     try:
         found = json.loads(raw, parse_constant=refuse) if raw.strip() else {}
     except (ValueError, RecursionError) as error:

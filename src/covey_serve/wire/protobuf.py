@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-MAX_FIELDS = 2_000_000
+MAX_FIELDS = 250_000
 """Most fields of a request: a byte of the wire must not become a hundred of memory without bound."""
 MAX_DEPTH = 8
 
@@ -17,6 +17,7 @@ repeats it.
 """
 
 LAYOUTS: dict[str, Layout] = {
+    "RequestPlace": {1: ("model_id", "str"), 2: ("seq_id", "int")},
     "ForwardBackwardRequest": {
         1: ("model_id", "str"),
         2: ("seq_id", "int"),
@@ -99,6 +100,8 @@ class _Reader:
         is_bytes = isinstance(value, memoryview)
         if single == "ints":
             found[name] = (*found[name], *(_unpack(value) if is_bytes else (_to_signed(value),)))
+            if len(found[name]) > MAX_DEPTH:
+                raise ValueError(f"protobuf field {name} must have at most {MAX_DEPTH} numbers")
             return
         if is_bytes is not (single in ("str", "bytes") or single in LAYOUTS):
             raise ValueError(f"protobuf field {name} has another type")
@@ -144,7 +147,7 @@ def _varint(raw: memoryview, place: int) -> tuple[int, int]:
 def _unpack(raw: memoryview) -> tuple[int, ...]:
     values: list[int] = []
     place = 0
-    while place < len(raw) and len(values) < MAX_DEPTH:  # shapes alone are packed
+    while place < len(raw) and len(values) <= MAX_DEPTH:  # shapes alone are packed
         value, place = _varint(raw, place)
         values.append(_to_signed(value))
     return tuple(values)
