@@ -562,6 +562,8 @@ INLINE void pack(const float *weight, void *panels, int64_t inner, int64_t outer
     }
 }
 
+#define COLLAPSE 25 /* MADV_COLLAPSE of Linux 6.1, which older headers do not name: pages in use become large ones too */
+
 /* Ask for pages of two megabytes around so many bytes: the processor fetches ahead within a page only. A hint, which no
    numbers depend on. */
 static void want_large_pages(const void *from, int64_t bytes) {
@@ -569,6 +571,7 @@ static void want_large_pages(const void *from, int64_t bytes) {
     const uintptr_t page = 1 << 21, first = (uintptr_t)from / page * page;
     const uintptr_t end = ((uintptr_t)from + (uintptr_t)bytes + page - 1) / page * page;
     madvise((void *)first, end - first, MADV_HUGEPAGE);
+    madvise((void *)first, end - first, COLLAPSE);
 #else
     (void)from, (void)bytes;
 #endif
