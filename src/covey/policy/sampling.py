@@ -51,6 +51,11 @@ def random_uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
     return _shift_right(mixed_R, 11).to(torch.float64) * 2.0**-53
 
 
+def uniform(key: int, position: int) -> float:
+    """Return the number of `random_uniform` for one row, on the host."""
+    return (_scramble(key + (position + 1) * GOLDEN) >> 11) * 2.0**-53
+
+
 def kept_mask(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor | None:

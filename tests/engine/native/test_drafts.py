@@ -1,6 +1,7 @@
 """Drafts change how many passes sampling takes, and no bit of what is sampled."""
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from covey.engine.base import EngineStats
-from covey.engine.drafts.contexts import Contexts, Memory
+from covey.engine.drafts.contexts import SHARED, Contexts, Memory
 from covey.engine.drafts.drafter import Drafter, Pace, accept
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.native.panels import has_half
 from covey.engine.native.rows import SamplingRequest
 from covey.policy.policy import Policy
+from covey.policy.sampling import random_uniform, row_key, uniform
 from covey.types import Completion, Sampling
 
 from ..tiny import tiny_policy
@@ -126,25 +128,40 @@ def test_a_draft_counts_up_to_its_first_wrong_token() -> None:
     assert [list(places) for places in accept(drafts, drawn)] == [[0, 1, 2], [4], [5, 6, 7]]
 
 
-def test_the_likeliest_next_token_is_guessed_from_the_longest_context() -> None:
+def test_the_token_is_guessed_on_which_the_next_number_falls_after_the_longest_context() -> None:
     known = Contexts()
-    known.add([1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 9, 4, 8], 1)
-    token_id, chance = known.guess([1, 2, 3, 4]) or (0, 0.0)
-    assert token_id == 6
-    assert 0.4 < chance < 0.7
-    assert (known.guess([7, 7, 7, 9]) or (0, 0.0))[0] == 4
-    assert known.guess([0, 0, 0, 0]) is None
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 9, 4, 8]
+    known.add(text, [math.log(0.6 if token_id == 6 else 0.3) for token_id in text[1:]], 1)
+    assert [(known.guess([1, 2, 3, 4], number) or (0, 0.0))[0] for number in (0.1, 0.2, 0.5, 0.8)] == [5, 5, 6, 6]
+    sure, unsure = (known.guess([1, 2, 3, 4], number) or (0, 0.0) for number in (0.6, 0.31))
+    assert 0.6 < sure[1] < 1.0
+    assert unsure[1] < 0.6
+    assert (known.guess([7, 7, 7, 9], 0.2) or (0, 0.0))[0] == 4
+    assert known.guess([0, 0, 0, 0], 0.2) is None
+
+
+def test_texts_of_other_prompts_are_asked_too() -> None:
+    memory = Memory()
+    memory.keep((1, 2), [11, 12, 13], [0.0, 0.0, 0.0])
+    assert memory.contexts((3, 4)).guess([11, 12], 0.5) == (13, pytest.approx(1.0))
+    memory.keep((1, 2), [20] * SHARED, [0.0] * SHARED)
+    memory.keep((1, 2), [21], [0.0])
+    assert memory.contexts((3, 4)).guess([11, 12], 0.5) is None
+
+
+def test_the_number_of_a_draw_is_known_before() -> None:
+    keys, places = [row_key(seed, seed % 3) for seed in range(40)], list(range(40))
+    assert random_uniform(torch.tensor(keys), torch.tensor(places)).tolist() == list(map(uniform, keys, places))
 
 
 def test_completions_of_prompts_unused_for_longest_are_forgotten() -> None:
     memory = Memory(most=6)
-    memory.keep((1, 2), [11, 12, 13])
-    memory.keep((3, 4), [21, 22])
-    memory.keep((1, 2), [14])
-    memory.keep((5, 6), [31])
-    assert memory.contexts((3, 4)).guess([4]) is None
-    assert (memory.contexts((1, 2)).guess([2]) or (0, 0.0))[0] in (11, 14)
-    assert (memory.contexts((5, 6)).guess([6]) or (0, 0.0))[0] == 31
+    for prompt_ids, text in (((1, 2), [11, 12, 13]), ((3, 4), [21, 22]), ((1, 2), [14]), ((5, 6), [31])):
+        memory.keep(prompt_ids, text, [0.0] * len(text))
+    memory._shared.clear()
+    assert memory.contexts((3, 4)).guess([4], 0.5) is None
+    assert (memory.contexts((1, 2)).guess([2], 0.3) or (0, 0.0))[0] == 11
+    assert (memory.contexts((5, 6)).guess([6], 0.5) or (0, 0.0))[0] == 31
 
 
 def paced(seconds: dict[int, float]) -> Pace:
@@ -180,7 +197,7 @@ def test_no_draft_reaches_beyond_the_end_or_a_stop_token() -> None:
     assert drafter.draft([row], 8) == [[3]]
     assert drafter.draft([row], 1) == [[]]
     request.contexts = Contexts()
-    request.contexts.add([3, 2, 3, 2, 8], 4)
+    request.contexts.add([3, 2, 3, 2, 8], [0.0], 4)
     assert drafter.draft([row], 8) == [[]]
 
 

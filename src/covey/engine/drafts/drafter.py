@@ -12,6 +12,7 @@ from typing import Any
 
 from covey.engine.drafts.contexts import ORDERS, Contexts, Memory
 from covey.engine.native.rows import DecodeRow
+from covey.policy.sampling import uniform
 
 MOST = 7
 """Drafted tokens of a row in a pass, beside its newest one."""
@@ -29,9 +30,9 @@ PROBED = 2
 """Rows that are looked at where none paid last time."""
 FORGETS = 0.998
 """Factor of times of passes that were not measured again: what seemed slow long ago is tried again."""
-RISE = 0.03
+RISE = 0.02
 """Share of a pass's time that one more position is thought to take before it was measured."""
-GAIN = 1.1
+GAIN = 1.04
 """Least gain in speed that is believed: times of passes vary."""
 LEVELS = 10
 """Steps of a guess's probability, each of which has its own share of right guesses."""
@@ -127,7 +128,7 @@ class Drafter:
         for row in rows:
             if row.request.contexts is not None:
                 _count_new(row, row.request.contexts)
-            self._memory.keep(row.request.prompt_ids, row.token_ids)
+            self._memory.keep(row.request.prompt_ids, row.token_ids, row.logprobs)
 
     def draft(self, rows: Sequence[DecodeRow], most: int) -> list[list[int]]:
         """Return fewer than `most` tokens to feed beside each row's newest."""
@@ -183,8 +184,10 @@ class Drafter:
         context = _before(row, len(row.token_ids))
         guesses: list[DraftToken] = []
         chance = 1.0
-        for _ in range(min(most, row.sampling.max_tokens - len(row.token_ids) - 1)):
-            found = request.contexts.guess(context)
+        for place in range(len(row.token_ids), min(len(row.token_ids) + most, row.sampling.max_tokens - 1)):
+            # The likeliest token is in the middle
+            number = uniform(row.key, place) if row.sampling.temperature else 0.5
+            found = request.contexts.guess(context, number)
             if found is None or found[0] in request.stop_ids:
                 break
             level = min(LEVELS - 1, int(LEVELS * found[1]))
@@ -207,7 +210,7 @@ def _count_new(row: DecodeRow, contexts: Contexts) -> None:
     """Count what a row has written since this was asked last."""
     first = max(row.counted, len(row.token_ids) - NEWEST)
     before = _before(row, first)
-    contexts.add([*before, *row.token_ids[first:]], len(before))
+    contexts.add([*before, *row.token_ids[first:]], row.logprobs[first:], len(before))
     row.counted = len(row.token_ids)
 
 
