@@ -22,7 +22,7 @@ MANY = 2**17
 REMEMBERED = 2**22
 """Tokens of finished completions that are remembered, eight bytes each."""
 SHARED = 2**16
-"""Tokens after which what texts of all prompts have in common is counted anew: a kilobyte each."""
+"""Most tokens of any prompt's texts that are counted at a time: a kilobyte each."""
 
 Seen = dict[tuple[int, ...], dict[int, tuple[int, float]]]
 """By context: how often a token followed, and the sum of its probabilities."""
@@ -34,9 +34,9 @@ class Contexts:
     def __init__(self, orders: Sequence[int] = ORDERS, beside: "Contexts | None" = None) -> None:
         """Look into `beside` too."""
         self._orders, self._seen, self.num_tokens = orders, Seen(), 0
-        tables = [(order, self._seen) for order in orders]
+        tables: list[tuple[int, Seen]] = [(order, self._seen) for order in orders]
         tables += [] if beside is None else beside._tables
-        self._tables = sorted(tables, key=lambda table: -table[0])
+        self._tables: list[tuple[int, Seen]] = sorted(tables, key=lambda table: -table[0])
 
     def clear(self) -> None:
         self._seen.clear()
