@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.checks.architectures import save
 from covey.algorithm.build import build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import DENSE
 from covey.policy.logprobs import Scoring
+from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.policy.teacher import Teacher, teacher_logprobs
@@ -91,7 +94,19 @@ def tempered(policy: Policy, rollout: Rollout) -> Tensor:
     return logits[torch.tensor(rollout.loss_mask)] / 0.8
 
 
-def plain_loss(policy: Policy, teacher: Policy, groups: Sequence[Group], algorithm: AlgorithmConfig) -> Tensor:
+def alone(policy: Policy, rollout: Rollout) -> Tensor:
+    """The same by the model's own forward pass."""
+    logits = policy.causal_lm(torch.tensor([rollout.input_ids]), use_cache=False).logits[0]
+    return logits[torch.tensor(rollout.loss_mask)] / 0.8
+
+
+def plain_loss(
+    policy: Policy,
+    teacher: Policy,
+    groups: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    scored: Callable[[Policy, Rollout], Tensor] = tempered,
+) -> Tensor:
     """The definition, token by token: reverse KL of sampled tokens or of the vocabulary, over all tokens."""
     total, count = torch.zeros((), dtype=torch.float64), 0
     for group in groups:
@@ -99,14 +114,14 @@ def plain_loss(policy: Policy, teacher: Policy, groups: Sequence[Group], algorit
         advantages = rewards - rewards.mean()
         for rollout, read, advantage in zip(group.rollouts, hinted(group), advantages, strict=True):
             targets = torch.tensor(rollout.target_ids)[torch.tensor(rollout.loss_mask)]
-            log_p = tempered(policy, rollout).log_softmax(-1)
+            log_p = scored(policy, rollout).log_softmax(-1)
             own = log_p.gather(1, targets[:, None])[:, 0]
             count += len(targets)
             total = total - (advantage * own).sum()
             if read is None:
                 continue
             with torch.no_grad():
-                log_q = tempered(teacher, read).log_softmax(-1)
+                log_q = scored(teacher, read).log_softmax(-1)
             gap = own - log_q.gather(1, targets[:, None])[:, 0]
             if algorithm.teacher_term == "divergence":
                 total = total + algorithm.teacher_coef * (log_p.exp() * (log_p - log_q)).sum()
@@ -115,7 +130,7 @@ def plain_loss(policy: Policy, teacher: Policy, groups: Sequence[Group], algorit
             else:
                 places = torch.tensor(rollout.loss_mask).nonzero()[:, 0]
                 apart, gamma = places[None] - places[:, None], algorithm.teacher_options.get("discount", 0.0)
-                later = torch.where(apart < 0, 0.0, gamma ** apart.clamp(min=0).double())
+                later = torch.where(apart < 0, 0.0, gamma ** apart.clamp(min=0).double()).to(gap)
                 total = total + algorithm.teacher_coef * (later @ gap.detach() * own).sum()
     return total / count
 
@@ -147,6 +162,31 @@ def test_an_update_with_a_teacher_is_the_plain_formula_in_every_layout(way: str)
         found = moved(trainer, groups, packing, budget)
         gaps = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
         assert max(gaps.values()) < 1e-9, (packing, budget, max(gaps.values()))
+
+
+@pytest.mark.parametrize("way", ["discount", "divergence"])
+@pytest.mark.parametrize("architecture", ["bloom", "codegen", "mamba"])
+def test_a_model_of_the_general_path_is_taught_by_the_plain_formula(
+    architecture: str, way: str, tmp_path: Path
+) -> None:
+    def load(name: str, spread: float) -> Policy:
+        save(architecture, str(tmp_path / name))
+        policy = load_policy(tmp_path / name)
+        assert policy.path == "general"
+        with torch.no_grad():
+            for number, weight in enumerate(policy.model.parameters()):
+                weight.add_(spread * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
+        return policy
+
+    teacher, plain, policy = load("teacher", 0.05), load("plain", 0.0), load("policy", 0.0)
+    policy.model.load_state_dict(plain.model.state_dict())
+    plain_loss(plain, teacher, rewarded(), WAYS[way], alone).backward()
+    expected = {name: -p.grad for name, p in plain.model.named_parameters() if p.grad is not None}
+    trainer = trainer_of(policy, Teacher(Reference(teacher, None, is_own=True)), WAYS[way], chunk=5)
+    found = moved(trainer, rewarded(), "shared", 30)
+    size = float(max(gradient.abs().max() for gradient in expected.values()))
+    gaps = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
+    assert max(gaps.values()) < 2e-5 * max(size, 1.0), (size, max(gaps.values()))
 
 
 @pytest.mark.parametrize("term", ["advantage", "divergence"])

@@ -157,6 +157,20 @@ def test_without_staleness_a_ray_run_equals_a_local_one(folder: Path, capsys: py
     assert said.count("ended") == 1 + 3, "the trainer and two samplers"
 
 
+TAUGHT = ("algorithm.teacher=self", "algorithm.teacher_shows=[gold]", "algorithm.teacher_weights=ema", "num_steps=8")
+
+
+def test_a_teacher_on_ray_teaches_as_in_one_process_and_late_groups_too(folder: Path) -> None:
+    ways = {"here": (), "on-ray": ("source=ray", "devices.sampler=2"), "late": (*ON_RAY, "publish_every=1")}
+    for name, way in ways.items():
+        finish_well(new_run(folder, f"taught-{name}", *TAUGHT, *way, settings=SUMS))
+    files = [folder / f"taught-{name}/checkpoints/step-000008/policy/model.safetensors" for name in ("here", "on-ray")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    late = train_rows(folder / "taught-late")
+    assert max(row["staleness/max"] for row in late) > 0
+    assert all(row["teacher/kl"] > 0 and row["teacher/token_fraction"] == 1.0 for row in late)
+
+
 # ------------------------------------------------------------------------------------------------------- samplers
 
 

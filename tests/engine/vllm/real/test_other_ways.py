@@ -3,9 +3,7 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +26,7 @@ from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.types import Completion, Sampling
 
-from .tiny_served import PROMPT, SETTINGS, gap, gaps, sample, serving, tiny_policy, train_a_little
+from .tiny_served import PROMPT, SETTINGS, gap, gaps, sample, server_of, serving, tiny_policy, train_a_little
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -183,33 +181,10 @@ def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     other = tiny_policy("qwen3", tied=True)
     train_a_little(other, seed=50)
     files.save_policy(other, tmp_path / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = f"--model {tmp_path / 'model'} --host 127.0.0.1 --port {port} --enable-scale-out --enforce-eager "
-    words += f"--logprobs-mode processed_logprobs --worker-extension-cls {RECEIVER} --api-key secret "
-    words += "--kv-cache-memory-bytes 20000000 --max-num-seqs 16 --max-model-len 512 --dtype float32"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words.split()]
-    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_for(port, process, tmp_path / "log")
-            yield f"http://127.0.0.1:{port}", process
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.5)
-    pytest.fail(f"no server: {log.read_text()[-2000:]}")
+    words = "--enable-scale-out --logprobs-mode processed_logprobs --api-key secret --max-num-seqs 16 "
+    words += f"--worker-extension-cls {RECEIVER} --kv-cache-memory-bytes 20000000"
+    with server_of(tmp_path / "model", tmp_path / "log", words) as found:
+        yield found
 
 
 def test_a_server_that_runs_takes_the_policys_weights_and_samples_on_them(

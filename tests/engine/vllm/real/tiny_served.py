@@ -2,10 +2,18 @@
 
 import asyncio
 import copy
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
@@ -49,6 +57,36 @@ def serving(policy: Policy) -> Iterator[VLLMEngine]:
         yield engine
     finally:
         engine.close()
+
+
+@contextmanager
+def server_of(model: Path, log: Path, more: str = "") -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """vLLM's own server of a folder: its address and its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = f"--model {model} --host 127.0.0.1 --port {port} --enforce-eager --max-model-len 512 --dtype float32 {more}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words.split()]
+    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        try:
+            wait_for(port, process, log)
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-2000:]
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.5)
+    pytest.fail(f"no server: {log.read_text()[-2000:]}")
 
 
 def train_a_little(policy: Policy, seed: int, size: float = 0.05) -> None:
