@@ -18,6 +18,7 @@ from covey.rollouts.attempt import Attempt, Segment, to_segment
 from covey.rollouts.rollout import roll_out, runs_of
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved.journal import KeptGroup, RolloutJournal, journal_files
+from covey.rollouts.saved.plain import Piece
 from covey.system.disk import WriteError
 from covey.types import Completion, Failure, Group, Prompt, Reward, Sampling, Span, Turn
 from tests.support.scripted import Scripted
@@ -94,6 +95,22 @@ def test_a_group_of_other_weights_prompts_or_sampling_is_another(tmp_path: Path)
     assert [other.completions for other in others] == [{}] * 4
     assert journal.group("0", PROMPT, replace(SAMPLING, first_sample=3)).completions  # a part of the same group
     journal.close()
+
+
+def test_an_answer_under_way_comes_back_in_pieces(tmp_path: Path) -> None:
+    for told in ((5, 6), (5, 6, 7), (5, 6, 7), (5, 6, 7, 8)):
+        journal = opened(tmp_path)
+        group_of(journal).add_begun(1, told)  # each by a process of its own, which knows what came before
+        journal.close()
+    assert found_in(tmp_path).begun == {1: (5, 6, 7, 8)}
+    (file,) = journal_files(tmp_path)
+    assert file.read_bytes().count(b" piece 1 ") == 3
+
+
+def test_a_piece_behind_a_lost_one_is_left_out(tmp_path: Path) -> None:
+    pieces = [("piece", 1, Piece(0, (5, 6))), ("piece", 1, Piece(4, (9,))), ("piece", 1, Piece(2, (7,)))]
+    written(tmp_path, pieces)
+    assert found_in(tmp_path).begun == {1: (5, 6, 7)}
 
 
 def test_a_line_is_there_for_a_process_that_is_killed_right_after(tmp_path: Path) -> None:

@@ -86,12 +86,27 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Completions of a call that are not finished."""
+
+    known: Mapping[int, Sequence[int]]
+    """Tokens that a former process sampled, by index: they are fed as drafts and drawn again, many in one pass."""
+    tell: Callable[[int, Sequence[int]], None]
+    """Told of an index and its tokens so far, every second; not by engines whose drafts would change bits."""
+
+
 @runtime_checkable
 class TellingEngine(Engine, Protocol):
     """An engine that reports each completion when it is finished."""
 
     async def generate_telling(
-        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, tell: Callable[[int, Completion], None]
+        self,
+        prompt_ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        tell: Callable[[int, Completion], None],
+        begun: Begun | None = None,
     ) -> list[Completion]:
         """Return n completions as `generate` does, each told before by its index."""
         ...

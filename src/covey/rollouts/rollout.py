@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from covey.engine.base import Engine, TellingEngine
+from covey.engine.base import Begun, Engine, TellingEngine
 from covey.rollouts.attempt import Attempt, Segment, build_rollout, rollout_of, to_segment
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.episodes import play_group
@@ -107,7 +107,12 @@ async def _sample(
 
     own = replace(sampling, first_sample=part.start)
     if kept.tell is not None and isinstance(engine, TellingEngine):
-        return await engine.generate_telling(prompt_ids, len(part), own, tell)
+        known = {index: kept.begun[number] for index, number in enumerate(part) if number in kept.begun}
+
+        def tell_begun(index: int, token_ids: Sequence[int]) -> None:
+            kept.add_begun(part[index], token_ids)
+
+        return await engine.generate_telling(prompt_ids, len(part), own, tell, Begun(known, tell_begun))
     completions = await engine.generate(prompt_ids, len(part), own)
     for index, completion in enumerate(completions):
         tell(index, completion)

@@ -6,6 +6,7 @@ and yields to the event loop whenever a call is answered, so that finished group
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from covey.engine.base import EngineStats, check_call, check_length
+from covey.engine.base import Begun, EngineStats, check_call, check_length
 from covey.engine.drafts.drafter import Drafter
 from covey.engine.native import graph
 from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, CacheShape, budget
@@ -31,6 +32,7 @@ from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Sampling
 
 LOGGER = logging.getLogger(__name__)
+TOLD_SECONDS = 1.0
 TURN_SECONDS = 0.02
 """Longest time between two looks at the event loop, if one step is not longer."""
 
@@ -77,6 +79,8 @@ class NativeEngine:
         self._turns = PendingTurns()
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
+        self._told = -math.inf
+        """When completions under way were told last."""
         self._watchdog = Watchdog()
         self._admits = True
         """Whether rows that wait may begin."""
@@ -119,11 +123,16 @@ class NativeEngine:
         return await self.generate_telling(prompt_ids, n, sampling, lambda index, completion: None)
 
     async def generate_telling(
-        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, tell: Callable[[int, Completion], None]
+        self,
+        prompt_ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        tell: Callable[[int, Completion], None],
+        begun: Begun | None = None,
     ) -> list[Completion]:
         """Return n completions as `generate` does, each told before by its index."""
         request = self._request(prompt_ids, n, sampling)
-        request.tell = tell
+        request.tell, request.begun = tell, begun if self._keeps_bits else None
         self._adopt(asyncio.get_running_loop())
         self._scheduler.submit(request)
         future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
@@ -315,6 +324,9 @@ class NativeEngine:
                 answered = self._step()
                 if time.perf_counter() - started >= TURN_SECONDS:
                     break
+        if started - self._told >= TOLD_SECONDS:
+            self._told = started
+            self._scheduler.tell_begun()
         self._stats = replace(
             self._stats,
             seconds=self._stats.seconds + time.perf_counter() - started,

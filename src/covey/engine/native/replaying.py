@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from covey.engine.base import Begun
 from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.native.rows import DecodeRow
 from covey.engine.native.runner import Runner
@@ -67,7 +68,12 @@ class ReplayingEngine(OwnWeightsEngine):
         self._kept = {kept: weights for kept, weights in self._kept.items() if kept >= version}
 
     async def generate_telling(
-        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, tell: Callable[[int, Completion], None]
+        self,
+        prompt_ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        tell: Callable[[int, Completion], None],
+        begun: Begun | None = None,
     ) -> list[Completion]:
         sessions = self.open(prompt_ids, n, sampling)
         completions = [await session.first() for session in sessions]

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
+from covey.engine.base import Begun
 from covey.engine.drafts.contexts import Contexts
 from covey.engine.native.stops import Decode, StopText
 from covey.policy.sampling import row_key
@@ -41,6 +42,8 @@ class SamplingRequest:
     """Completions of a call by sample index."""
     tell: Callable[[int, Completion], None] = lambda index, completion: None
     """Told of each completion of a call when it is finished."""
+    begun: Begun | None = None
+    """Tokens of a former process, and who hears of those so far; None where nobody does."""
     contexts: Contexts | None = None
     """Counts of its earlier texts, once drafts were looked for (`drafts/`)."""
     sessions: tuple["DecodeRow", ...] = ()
@@ -65,7 +68,8 @@ class SamplingRequest:
 
     def new_row(self, sample_index: int) -> "DecodeRow":
         key = row_key(self.sampling.seed, self.sampling.first_sample + sample_index)
-        return DecodeRow(self, sample_index, self.sampling, key)
+        known = () if self.begun is None else self.begun.known.get(sample_index, ())
+        return DecodeRow(self, sample_index, self.sampling, key, known)
 
     def leave(self) -> None:
         """Forget the request's place in the cache."""
@@ -95,6 +99,8 @@ class DecodeRow:
     sampling: Sampling
     """Sampling settings of this turn."""
     key: int
+    known: Sequence[int] = ()
+    """Tokens that a former process sampled here."""
     stop_text: StopText | None = field(init=False)
     past: list[int] = field(default_factory=list)
     """Own tokens before this turn's, the reply to the turn before included."""
@@ -160,6 +166,14 @@ class DecodeRow:
     def forget(self) -> None:
         """Mark all read tokens as stale after a change of weights."""
         self.kept, self.read, self.together = 0, 0, []
+
+    def known_next(self, most: int) -> list[int]:
+        """Return the next tokens that a former process sampled, while it agrees."""
+        start = len(self.token_ids)
+        if len(self.known) <= start or list(self.known[:start]) != self.token_ids:
+            self.known = ()
+            return []
+        return list(self.known[start : start + min(most, self.sampling.max_tokens - start - 1)])
 
     def continue_on(self, version: int) -> None:
         """Label tokens with a new version from now on."""

@@ -42,6 +42,8 @@ class Draws:
 
 Sampled = tuple[list[int], list[float]]
 """A token of each of some rows, and its log-probability."""
+MOST_KNOWN = 256
+"""Tokens of a former process that are fed in one pass, all rows together: each has logits of its own."""
 
 
 class Runner:
@@ -103,6 +105,10 @@ class Runner:
     def decode(self, scheduler: Scheduler, most: int) -> Drawn:
         """Feed every row its newest token and drafts; draw up to `most`."""
         rows = scheduler.rows
+        if self._keeps_bits and any(row.known for row in rows):
+            known = [row.known_next(max(1, MOST_KNOWN // len(rows))) for row in rows]
+            if any(known):
+                return self._verify(scheduler, known)
         if self._drafter is None:
             return self._decode_one(scheduler)
         drafts = self._drafter.draft(rows, most)

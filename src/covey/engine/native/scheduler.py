@@ -226,6 +226,12 @@ class Scheduler:
                 num_taken += 1
         return num_taken
 
+    def tell_begun(self) -> None:
+        """Report the tokens so far of the calls' rows that are asked for."""
+        for row in self.rows:
+            if row.request.begun is not None and not row.left:
+                row.request.begun.tell(row.sample_index, row.token_ids)
+
     def depart(self) -> Departure:
         """Free the slots of finished rows and requests."""
         leaving = [request for request in self.groups if request.done or self._is_stranded(request)]

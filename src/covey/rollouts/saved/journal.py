@@ -6,8 +6,9 @@
 A line has a checksum of what follows it, the time, the key of its group, what it is, and JSON. A group is known by its
 prompt, its sampling (with the seed) and the weights that it is sampled on, and these decide all that is drawn; so a
 resumed run asks for the same groups, finds them here and does not sample again. A line is handed to the system at once,
-so that a killed process loses none, and reaches the disk within `SYNC_SECONDS`, for power cuts. A checkpoint ends
-the use of older files, which are deleted.
+so that a killed process loses none, and reaches the disk within `SYNC_SECONDS`, for power cuts. An answer under way
+comes in pieces, its new tokens every second: the engine draws them again, many in a pass. A checkpoint ends the use of
+older files, which are deleted.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from typing import Any
 import xxhash
 
 from covey.rollouts.attempt import Attempt
-from covey.rollouts.saved.plain import SavedGroup, check_tokens, from_plain, to_plain
+from covey.rollouts.saved.plain import Piece, SavedGroup, check_tokens, from_plain, to_plain
 from covey.system.disk import WriteError, cannot_write, read_regular, sync
 from covey.system.jsonl import MAX_BYTES, JsonlWriter
 from covey.types import Completion, Failure, Prompt, Reward, Sampling
@@ -38,6 +39,7 @@ SYNC_SECONDS = 1.0
 NAME = re.compile(r"step-(\d{6,12})\.(\d{1,6})\.log")
 KINDS: dict[str, Any] = {
     "begin": None,
+    "piece": Piece,
     "completion": Completion,
     "attempt": Attempt | Failure,
     "verdicts": tuple[Reward | Failure, ...],
@@ -65,6 +67,8 @@ class KeptGroup:
 
     completions: dict[int, Completion] = field(default_factory=dict)
     attempts: dict[int, Attempt | Failure] = field(default_factory=dict)
+    begun: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Tokens so far of unfinished completions."""
     verdicts: tuple[Reward | Failure, ...] = ()
     whole: SavedGroup | None = None
     """All of it, where other processes sampled it."""
@@ -77,6 +81,13 @@ class KeptGroup:
             of_kind: dict[str, dict[int, Any]] = {"completion": self.completions, "attempt": self.attempts}
             of_kind.get(kind, {})[number] = value
             self.tell(kind, number, value)
+
+    def add_begun(self, number: int, token_ids: Sequence[int]) -> None:
+        """Tell of an unfinished completion's new tokens."""
+        start = len(self.begun.get(number, ()))
+        if len(token_ids) > start:
+            self.begun[number] = tuple(token_ids)
+            self.add("piece", number, Piece(start, self.begun[number][start:]))
 
 
 NOTHING_KEPT = KeptGroup()
@@ -136,8 +147,11 @@ class RolloutJournal:
         self._check()
         key = self._key(place, prompt.id, repr(replace(sampling, first_sample=0)))
         found: dict[str, dict[int, Any]] = {kind: {} for kind in KINDS}
+        begun: dict[int, tuple[int, ...]] = {}
         for line in self._known.pop(key, ()):
-            found[line.kind] |= self._value(line)
+            found[line.kind] |= (value := self._value(line))
+            if line.kind == "piece":
+                begun |= {number: piece.after(begun.get(number, ())) for number, piece in value.items()}
 
         def tell(kind: str, number: int, value: Any) -> None:
             self._write(key, kind, number, value)
@@ -145,7 +159,7 @@ class RolloutJournal:
         if not found["begin"]:
             tell("begin", 0, None)
         verdicts, whole = found["verdicts"].get(0, ()), found["group"].get(0)
-        return KeptGroup(found["completion"], found["attempt"], verdicts, whole, tell)
+        return KeptGroup(found["completion"], found["attempt"], begun, verdicts, whole, tell)
 
     def metrics(self, measured: dict[str, float]) -> dict[str, float]:
         """Return an environment's metrics of this look, else those `measured` now."""

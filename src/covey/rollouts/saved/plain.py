@@ -40,6 +40,18 @@ class SavedGroup:
         return Group(prompt, self.rollouts, self.failures)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of an unfinished completion, from a place on."""
+
+    start: int
+    token_ids: tuple[int, ...]
+
+    def after(self, known: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the known tokens before it, and its own; the known ones alone past a gap."""
+        return known if self.start > len(known) else (*known[: max(0, self.start)], *self.token_ids)
+
+
 def to_plain(value: Any) -> Any:
     """Return a dataclass as plain containers, its numbers packed."""
     kind: Any = type(value)
@@ -131,7 +143,7 @@ def check_tokens(value: Any, vocabulary: int) -> None:
 
 
 def _tokens(value: Any) -> Iterable[tuple[int, ...]]:
-    if isinstance(value, Completion):
+    if isinstance(value, Completion | Piece):
         yield value.token_ids
     elif isinstance(value, Rollout):
         yield from (value.input_ids, value.target_ids)
