@@ -97,7 +97,7 @@ def test_a_group_of_other_weights_prompts_or_sampling_is_another(tmp_path: Path)
     journal.close()
 
 
-def test_an_answer_under_way_comes_back_in_pieces(tmp_path: Path) -> None:
+def test_an_unfinished_answer_comes_back_in_pieces(tmp_path: Path) -> None:
     for told in ((5, 6), (5, 6, 7), (5, 6, 7), (5, 6, 7, 8)):
         journal = opened(tmp_path)
         group_of(journal).add_begun(1, told)  # each by a process of its own, which knows what came before

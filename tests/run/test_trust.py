@@ -142,7 +142,7 @@ NAMING: dict[str, tuple[Config, str]] = {
         with_algorithm(reference_model="someone/large", kl_coef=0.1),
         "reference_model=someone/large",
     ),
-    "a teacher at an address": (with_algorithm(teacher="http://evil.example"), "teacher=http://evil.example"),
+    "a server as teacher": (with_algorithm(teacher="http://evil.example"), "teacher=http://evil.example"),
     "a judge of a hub": (Config(environment=InfillConfig(judge="someone/judge")), "judge=someone/judge"),
     "a reward model of a hub": (
         with_rows(rewards=[{"function": "reward_model", "args": {"model": "someone/judge"}}]),

@@ -80,7 +80,7 @@ class NativeEngine:
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
         self._told = -math.inf
-        """When completions under way were told last."""
+        """Time of the last report of unfinished completions."""
         self._watchdog = Watchdog()
         self._admits = True
         """Whether rows that wait may begin."""

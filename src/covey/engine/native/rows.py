@@ -43,7 +43,7 @@ class SamplingRequest:
     tell: Callable[[int, Completion], None] = lambda index, completion: None
     """Told of each completion of a call when it is finished."""
     begun: Begun | None = None
-    """Tokens of a former process, and who hears of those so far; None where nobody does."""
+    """Tokens of a former process, and a listener for those so far; None without one."""
     contexts: Contexts | None = None
     """Counts of its earlier texts, once drafts were looked for (`drafts/`)."""
     sessions: tuple["DecodeRow", ...] = ()

@@ -227,7 +227,7 @@ class Scheduler:
         return num_taken
 
     def tell_begun(self) -> None:
-        """Report the tokens so far of the calls' rows that are asked for."""
+        """Report the tokens so far of unfinished rows with a listener."""
         for row in self.rows:
             if row.request.begun is not None and not row.left:
                 row.request.begun.tell(row.sample_index, row.token_ids)

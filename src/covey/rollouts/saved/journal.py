@@ -6,7 +6,7 @@
 A line has a checksum of what follows it, the time, the key of its group, what it is, and JSON. A group is known by its
 prompt, its sampling (with the seed) and the weights that it is sampled on, and these decide all that is drawn; so a
 resumed run asks for the same groups, finds them here and does not sample again. A line is handed to the system at once,
-so that a killed process loses none, and reaches the disk within `SYNC_SECONDS`, for power cuts. An answer under way
+so that a killed process loses none, and reaches the disk within `SYNC_SECONDS`, for power cuts. An unfinished answer
 comes in pieces, its new tokens every second: the engine draws them again, many in a pass. A checkpoint ends the use of
 older files, which are deleted.
 """

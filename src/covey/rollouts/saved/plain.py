@@ -48,7 +48,7 @@ class Piece:
     token_ids: tuple[int, ...]
 
     def after(self, known: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the known tokens before it, and its own; the known ones alone past a gap."""
+        """Return known tokens and its own; known ones alone past a gap."""
         return known if self.start > len(known) else (*known[: max(0, self.start)], *self.token_ids)
 
 
