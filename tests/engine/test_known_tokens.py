@@ -14,8 +14,8 @@ from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.native.runner import Runner
 from covey.types import Completion, Sampling
 
-from ..tiny import tiny_policy
-from .test_drafts import PRECISIONS, PROMPTS, ROOM
+from .native.test_drafts import PRECISIONS, PROMPTS, ROOM
+from .tiny import tiny_policy
 
 Known = Mapping[int, Sequence[int]]
 
