@@ -1,4 +1,4 @@
-"""Earlier texts of a prompt, and what they say of a next token.
+"""Next tokens guessed from earlier texts of a prompt.
 
 A draw inverts the distribution in the order of token ids, by a uniform number that is known before. So the guess is
 where this number falls in the distribution that earlier texts tell, from the probabilities they were drawn with.
@@ -25,7 +25,7 @@ SHARED = 2**16
 """Most tokens of any prompt's texts that are counted at a time: a kilobyte each."""
 
 Seen = dict[tuple[int, ...], dict[int, tuple[int, float]]]
-"""By context: how often a token followed, and the sum of its probabilities."""
+"""Tokens that followed each context: their number, and the sum of their probabilities."""
 
 
 class Contexts:
@@ -65,7 +65,7 @@ class Contexts:
         return (max(told, key=told.__getitem__), 0.0) if told else None
 
     def _tell(self, context: Sequence[int]) -> tuple[dict[int, float], float, int]:
-        """Return probabilities of next tokens, those of all others, and what they go by."""
+        """Return next tokens' probabilities, the rest, and the tokens seen."""
         told: dict[int, float] = {}
         rest, num_seen = 1.0, 0
         for order, seen in self._tables:
@@ -85,7 +85,7 @@ class Contexts:
 
 
 def _beyond(uniform: float, bound: float, num_seen: int) -> float:
-    """Return 1 where a number is above an estimated bound for sure, -1 where below."""
+    """Return 1 for a number far above an estimated bound, -1 below."""
     if not 1e-9 < bound < 1.0 - 1e-9:
         return 1.0 if bound < 0.5 else -1.0
     return math.erf((uniform - bound) / math.sqrt(bound * (1.0 - bound) / (num_seen + 1) + DEVIATION**2))
@@ -98,8 +98,7 @@ class Memory:
         self._most = most
         self._texts: OrderedDict[int, list[tuple[array[int], array[float]]]] = OrderedDict()
         self._num_tokens = 0
-        self._shared = Contexts(SHARED_ORDERS)
-        """Of texts of all prompts."""
+        self._shared = Contexts(SHARED_ORDERS)  # texts of all prompts
 
     def keep(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         key = hash(prompt_ids)
@@ -115,7 +114,7 @@ class Memory:
             self._num_tokens -= sum(len(own_ids) for own_ids, _ in texts)
 
     def contexts(self, prompt_ids: tuple[int, ...]) -> Contexts:
-        """Return what a prompt and its earlier texts tell."""
+        """Return the contexts of a prompt and its earlier texts."""
         known = Contexts(beside=self._shared)
         known.add(prompt_ids, [0.0] * (len(prompt_ids) - 1), 1)
         tail = prompt_ids[-ORDERS[0] :]
