@@ -181,6 +181,8 @@ def saved_step(run: Path) -> int:
 OF_THE_SAMPLER = ("mismatch", "sampler_", "ess_fraction")
 """Metrics of the log-probs that the engine gave: their last bits follow from what was sampled at the same time, which
 follows from the clock where tools take theirs. No update reads them unless it corrects for them."""
+OF_DRAFTS = ("engine/",)
+"""Metrics of what drafts saved."""
 
 
 def fingerprint(run: Path, leave_out: tuple[str, ...] = ()) -> str:

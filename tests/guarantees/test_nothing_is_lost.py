@@ -13,6 +13,7 @@ from .runs import (
     EPISODES,
     MASKED,
     NUM_STEPS,
+    OF_DRAFTS,
     OF_THE_SAMPLER,
     SAVE_EVERY,
     SETTINGS,
@@ -168,6 +169,16 @@ def test_a_killed_run_of_a_policy_that_fills_in_ends_with_the_same_weights(refer
     whole, run = run_twice(reference, "filled", (*SETTINGS, *MASKED), kill_at=(7, 23))
     assert fingerprint(run) == fingerprint(whole)
     assert all(row["kl"] > 0 for row in rows(run) if row["kind"] == "train" and row["step"] > 1)
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_drafts_ends_with_the_weights_of_one_without(reference: Path) -> None:
+    settings = (*SETTINGS, "model.nano_num_heads=1", "sampling.max_tokens=24", "sampling.temperature=0.3")
+    finish_well(new_run(reference, "undrafted", settings=(*settings, "engine.speculation=off")))
+    whole, run = run_twice(reference, "drafted", (*settings, "engine.speculation=on"), kill_at=(7, 23))
+    assert fingerprint(run, OF_DRAFTS) == fingerprint(whole, OF_DRAFTS)
+    assert fingerprint(run, OF_DRAFTS) == fingerprint(reference / "undrafted", OF_DRAFTS)
+    assert sum(row.get("engine/draft_tokens", 0.0) for row in rows(run)) > 0
 
 
 @pytest.mark.slow

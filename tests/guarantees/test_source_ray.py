@@ -205,6 +205,21 @@ def test_samplers_without_staleness_give_the_run_in_process(
 
 
 @pytest.mark.long
+def test_samplers_with_drafts_write_the_rollouts_of_a_run_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    compiled = {"model__nano_num_heads": 1, "model__precision": "float32", "sampling__max_tokens": 24}
+    changes = compiled | {"sampling__temperature": 0.1}
+    train(small_config(**settings(engine__speculation="off", **changes)), tmp_path / "plain")
+    with fake_ray():
+        train(small_config(**of_ray(engine__speculation="on", **changes)), tmp_path / "drafted")
+    plain, drafted = (logged(tmp_path / name, "rollouts.jsonl") for name in ("plain", "drafted"))
+    assert plain == drafted
+    assert sum(row.get("engine/draft_tokens", 0.0) for row in rows(tmp_path / "drafted" / "metrics.jsonl")) > 0
+
+
+@pytest.mark.long
 def test_what_samplers_environments_log_adds_up_as_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, annealed())
     train(small_config(**settings()), tmp_path / "local")

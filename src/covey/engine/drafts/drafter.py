@@ -32,7 +32,7 @@ FORGETS = 0.998
 """Factor of times of passes that were not measured again: what seemed slow long ago is tried again."""
 RISE = 0.02
 """Share of a pass's time that one more position is thought to take before it was measured."""
-GAIN = 1.04
+GAIN = 1.1
 """Least gain in speed that is believed: times of passes vary."""
 LEVELS = 10
 """Steps of a guess's probability, each of which has its own share of right guesses."""
@@ -139,11 +139,15 @@ class Drafter:
             return [[] for _ in rows]
         num_looked = min(len(rows), PROBED) if self._pause else len(rows)
         least = 0.0 if self._always else LEAST * len(rows)
+        for row in rows[:num_looked]:
+            if row.request.contexts is None:
+                row.request.contexts = self._memory.contexts(row.request.prompt_ids)
+        ready = time.perf_counter()
         for slot in range(num_looked):
             self._guesses[slot] = self._guess(rows[slot], min(MOST, most - 1), least)
         ranked = sorted(((guess.chance, slot) for slot, own in enumerate(self._guesses) for guess in own), reverse=True)
-        seconds = time.perf_counter() - started
-        self._counts.saved_seconds -= seconds
+        seconds = time.perf_counter() - ready
+        self._counts.saved_seconds -= seconds + ready - started
         self._pace.looking += 0.2 * (seconds / num_looked - self._pace.looking)
         number = len(ranked) if self._always else self._pace.best(len(rows), [chance for chance, _ in ranked])
         is_cheap = seconds < NEGLIGIBLE * (self._pace.seconds(len(rows)) or 0.0)
@@ -178,8 +182,7 @@ class Drafter:
     def _guess(self, row: DecodeRow, most: int, least: float) -> list[DraftToken]:
         """Return likely next tokens of a row, at most to its end."""
         request = row.request
-        if request.contexts is None:
-            request.contexts = self._memory.contexts(request.prompt_ids)
+        assert request.contexts is not None, "made before"
         _count_new(row, request.contexts)
         context = _before(row, len(row.token_ids))
         guesses: list[DraftToken] = []

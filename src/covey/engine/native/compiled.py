@@ -123,6 +123,12 @@ class CompiledDecodeLayout(StretchLayout):
         self._function(ctypes.byref(call))
         return out_RHD.transpose(0, 1)[None].to(query_BHTD.dtype)
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Return tensors of the cache that are others when any is another."""
+        blocks = self._cache.prompts, self._cache.rows
+        return [tensors[-1] for block in blocks for tensors in (block.keys, block.values, block.held) if tensors]
+
     def make_cache_struct(self, layer: int, rule: Rule, place: int | None = None) -> Cached:
         """Return the struct of what is cached for one layer.
 

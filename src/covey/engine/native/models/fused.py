@@ -8,6 +8,7 @@ K key/value heads, D head width.
 """
 
 import ctypes
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -171,6 +172,9 @@ class FusedModel(nn.Module):
             norm_offset(norm),
         )
         self._c = library(SOURCE)
+        self._cached: Any = None
+        """Pointers into the cache, as long as these tensors are in it."""
+        self._kept: list[weakref.ref[Tensor]] = []
 
     def _measure(self) -> tuple[int, ...]:
         """Return the widths of a row in `Pass`, from heads on."""
@@ -231,14 +235,15 @@ class FusedModel(nn.Module):
         return [torch.cat([angle[0].float().flatten() for angle in angles]) for angles in zip(*found, strict=True)]
 
     def _decode(self, tensors: Pass, layout: CompiledDecodeLayout) -> None:
-        cached = (Cached * len(self._layers))(
-            *(
-                layout.make_cache_struct(layer.index, layer.rule, None if layer.mixed is None else layer.mixed.place)
-                for layer in self._layers
-            )
-        )
+        kept = layout.kept
+        if len(kept) != len(self._kept) or any(known() is not own for known, own in zip(self._kept, kept, strict=True)):
+            # Pointers stay as long as the tensors
+            places = [None if layer.mixed is None else layer.mixed.place for layer in self._layers]
+            read = zip(self._layers, places, strict=True)
+            each = (layout.make_cache_struct(layer.index, layer.rule, place) for layer, place in read)
+            self._cached, self._kept = (Cached * len(self._layers))(*each), [weakref.ref(tensor) for tensor in kept]
         how = ctypes.byref(tensors), ctypes.byref(layout.call)
-        self._c.covey_decode_layers(self._calls, cached, ctypes.c_int64(len(cached)), *how)
+        self._c.covey_decode_layers(self._calls, self._cached, ctypes.c_int64(len(self._layers)), *how)
 
     def _mix_between(self, tensors: Pass, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> None:
         """Compute the layers around what mixes their tokens."""
