@@ -361,6 +361,10 @@ def test_a_model_beside_the_policy_is_looked_at_before_anything_is_loaded(settin
         look(other)
 
 
-def test_a_server_and_the_policy_itself_are_no_folders() -> None:
-    for name in ("self", "http://127.0.0.1:9"):
-        assert check_early(small_config(algorithm__teacher=name)) == []
+def test_a_server_is_asked_for_before_anything_is_loaded(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_early(small_config(algorithm__teacher="self")) == []
+    monkeypatch.setenv("no_proxy", "*")
+    with pytest.raises(ValueError, match=rf"^algorithm\.teacher={closed} must be a server that lists its model, got "):
+        check_early(small_config(algorithm__teacher=closed))
+    with pytest.raises(ValueError, match="must be a server that lists its model"):
+        check_early(small_config(algorithm__teacher="http://[::1"))

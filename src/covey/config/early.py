@@ -6,7 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterator
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from covey.algorithm.teacher.settings import SELF, is_address
 from covey.config.schema import Config, group_choices
@@ -16,6 +19,7 @@ from covey.policy.settings import NANO, ModelConfig
 from covey.system.extensions import CALLBACKS
 from covey.system.hub import HUB_NAME, check_hub_model
 from covey.system.lookup import is_function_path, near, resolve
+from covey.system.text.format import one_line
 
 BESIDE = ("reference_model", "teacher")
 """Settings of the algorithm that name models beside the policy."""
@@ -45,7 +49,9 @@ def check_early(
         warnings += _check_model(config.model.name, asks_hub, config.model.code)
     for setting in loads_beside:
         name = vars(config.algorithm)[setting]
-        if name not in (None, SELF) and not is_address(name):
+        if is_address(name) and asks_hub:
+            _check_address(f"algorithm.{setting}={name}", name)
+        elif name not in (None, SELF) and not is_address(name):
             warnings += _check_beside(f"algorithm.{setting}=", name, config.model, asks_hub)
     for name in config.output.callbacks:
         if ":" in name and not _is_plausible(name):
@@ -88,12 +94,21 @@ def _check_beside(setting: str, name: str, model: ModelConfig, asks_hub: bool) -
     except ValueError as error:
         raise ValueError(str(error).replace("model.name=", setting)) from error
     own, its = (_numbers(Path(one) / TOKENIZER) for one in (model.name, name))
-    for token in own.keys() & its.keys():
-        if own[token] != its[token]:
-            raise ValueError(
-                f"{setting}{name} must have the policy's tokens, its tokenizer numbers others: {token!r} is "
-                f"{its[token]}, and {own[token]} in {model.name}"
-            )
+    if (other := next((token for token in own if its.get(token, own[token]) != own[token]), None)) is not None:
+        raise ValueError(
+            f"{setting}{name} must have the policy's tokens, its tokenizer numbers others: {other!r} is {its[other]}, "
+            f"and {own[other]} in {model.name}"
+        )
+
+
+def _check_address(setting: str, address: str) -> None:
+    """Refuse a server that nothing answers for. ValueError."""
+    try:
+        urlopen(f"{address.rstrip('/').removesuffix('/generate')}/v1/models", timeout=20).close()
+    except HTTPError:  # it is there: the loader asks with the key, and says what is wrong
+        return
+    except (OSError, ValueError, HTTPException) as error:
+        raise ValueError(f"{setting} must be a server that lists its model, got {one_line(str(error))}") from error
 
 
 def _numbers(file: Path) -> dict[str, int]:
