@@ -22,7 +22,7 @@ def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
     ['cold_start.lr']
     """
     section, _, leaf = name.rpartition(".")
-    if leaf in RUN_FOLDER and section in ("", "output"):
+    if name == "output.path" or (leaf in RUN_FOLDER and section in ("", "output")):
         return ["hydra.run.dir"]
     own = other_names().get(leaf) or _by_letters().get(_letters(leaf), ())
     here = [f"{section}.{other.rpartition('.')[2]}" for other in own if "=" not in other]
