@@ -81,6 +81,15 @@ def test_adapters_keep_their_bits_with_drafts(dtype: torch.dtype) -> None:
     assert drafting.take_stats().accepted_tokens > 0
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_weights_of_eight_bits_keep_their_bits_with_drafts(dtype: torch.dtype) -> None:
+    policy = tiny_policy("llama", dtype)
+    plain, drafting = (NativeEngine(policy, ROOM, 64, "compiled", word, "int8") for word in ("off", "on"))
+    for _ in range(2):
+        assert sampled(drafting, Sampling(max_tokens=30)) == sampled(plain, Sampling(max_tokens=30))
+    assert drafting.take_stats().accepted_tokens > 0
+
+
 def test_rows_that_enter_one_after_another_have_the_same_bits() -> None:
     policy = tiny_policy("llama")
     plain, _ = pair(policy)
