@@ -150,7 +150,7 @@ class Runner:
     def _several(
         self, rows: Sequence[DecodeRow], first: int, starts: Sequence[int], fed: Sequence[Sequence[int]]
     ) -> tuple[CompiledDecodeLayout, Tensor]:
-        """Return layout and input of own tokens, as if fed one by one.
+        """Return layout and input of own tokens, as if fed alone.
 
         Their rows have the slots from `first` on.
         """

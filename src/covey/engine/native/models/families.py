@@ -120,7 +120,7 @@ def _inner_parts(inner: Any, family: Family) -> list[Any]:
 
 
 def has_gate(inner: Sequence[Any]) -> bool:
-    """Return True where a gate stands before `up`, or in one layer with it."""
+    """Return True for a gate before `up`, or in one layer with it."""
     return len(inner) == 3 or (len(inner) == 2 and int(inner[0].out_features) == 2 * int(inner[1].in_features))
 
 
