@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from covey.algorithm.softmax import log_softmax
-from covey.policy.head import Head, linear_layer, score_rows
+from covey.policy.head import Head, add_rows_in_place, linear_layer, score_rows
+from covey.policy.kernels.layers import use_compiled
 from covey.policy.kernels.linear import use_onednn
 from covey_preflight.passes import LiveBytes
 
 from ..guarantees.update.updates import adapted
-from ..support.builders import make_policy, nano
+from ..support.builders import make_policy, nano, normal, relative_error
 
 L, C, V = 7, 5, 11
 CHUNKS = [1, 3, L]
@@ -240,6 +241,58 @@ def test_no_more_than_a_chunk_of_logits_lives_at_any_time(way: str) -> None:
     # A chunk in place, log-probs of a slice of it, the weight's gradient and what a chunk adds to it.
     assert live.peak < 2.5 * of_chunk + 2.5 * of_weight
     assert 600 * num_entries * 4 > 4 * live.peak
+
+
+def tied(num_entries: int, width: int) -> tuple[nn.Embedding, nn.Linear]:
+    """An embedding whose weight is the head's, products in C."""
+    torch.manual_seed(0)
+    head, rows = nn.Linear(width, num_entries, bias=False), nn.Embedding(num_entries, width, padding_idx=1)
+    rows.weight = head.weight
+    layers = nn.ModuleList([head])
+    use_onednn(layers)
+    use_compiled(layers)
+    return rows, head
+
+
+def passes(embedding: nn.Embedding, head: Head, predicts: bool, score: Score = score_rows) -> None:
+    """Two micro-batches, as a step makes them; id 1 is padding."""
+    for ids in (torch.tensor([5, 1, 5, 7, 0, 2]), torch.tensor([1, 3, 3, 3, 8, 5])):
+        coefficients = normal(len(ids), seed=int(ids[0]))
+        logprob_L, _ = score(head, embedding(ids).tanh(), ids.flip(0), coefficients if predicts else None)
+        (logprob_L * coefficients).sum().backward()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("predicts", [True, False])
+def test_a_tied_weights_gradient_is_added_where_it_stays(precision: torch.dtype, predicts: bool) -> None:
+    (rows, layer), (plain_rows, plain_layer) = tied(40, 16), tied(40, 16)
+    add_rows_in_place(nn.ModuleList([rows]))
+    passes(rows, Head(layer, precision, 1.0, 4, in_place=True), predicts)
+    passes(plain_rows.double(), Head(plain_layer.double(), torch.float64, 1.0, 4), predicts, plain)
+    assert relative_error(layer.weight.grad, plain_layer.weight.grad) < {torch.float32: 1e-6}.get(precision, 1e-2)
+
+
+def test_a_wrong_prediction_is_taken_back_from_where_it_was_added() -> None:
+    (rows, layer), (plain_rows, plain_layer) = tied(40, 16), tied(40, 16)
+    ids, right = torch.tensor([5, 2, 5, 7, 0, 2]), normal(6)
+    for head, embedding, predicted in (
+        (Head(layer, torch.float32, 1.0, 4, in_place=True), rows, 3 * right),
+        (Head(plain_layer, torch.float32, 1.0, 4), plain_rows, right),
+    ):
+        for _ in range(2):
+            (score_rows(head, embedding(ids).tanh(), ids, predicted)[0] * right).sum().backward()
+    assert relative_error(layer.weight.grad, plain_layer.weight.grad) < 1e-6
+
+
+@pytest.mark.parametrize("predicts", [True, False])
+def test_no_second_copy_of_the_heads_gradient_lives_at_any_time(predicts: bool) -> None:
+    rows, layer = tied(20_000, 64)
+    add_rows_in_place(nn.ModuleList([rows]))
+    of_weight, of_chunk = 4 * layer.weight.numel(), 4 * 4 * 20_000
+    with LiveBytes() as live:
+        passes(rows, Head(layer, torch.float32, 1.0, 4, in_place=True), predicts)
+    # The gradient; a chunk of logits, in place, and room for what a product lays out.
+    assert of_weight < live.peak < of_weight + 2 * of_chunk + 2**20
 
 
 def test_a_layer_that_is_more_than_a_product_is_left_to_the_policy() -> None:

@@ -47,10 +47,22 @@ class Head:
     fused: bool = False
     """Compute the softmax in few passes on a GPU (`kernels.gpu.softmax`)."""
 
+    in_place: bool = False
+    """Add the weight's gradient to its `.grad` without a copy, as `backward` would; nothing else may ask for it."""
+
     @property
     def compiled(self) -> bool:
-        """Return True where C computes the softmax of bfloat16 logits."""
-        return isinstance(self.layer, TiledLinear) and self.precision == torch.bfloat16
+        """Return True where C computes the softmax, of float32 or bfloat16."""
+        if isinstance(self.layer, TiledLinear):
+            return self.precision == torch.bfloat16
+        return self.through_c
+
+    @property
+    def through_c(self) -> bool:
+        """Return True where C computes gradients of the layer."""
+        known = (torch.float32, torch.bfloat16) if linear.multiplies_half() else (torch.float32,)
+        is_known = self.precision in known and self.layer.weight.dtype == torch.float32
+        return is_known and isinstance(self.layer, OneDnnLinear) and self.layer.through_c
 
     def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x @ w.T + b in the layer's type and library."""
@@ -63,14 +75,17 @@ class Head:
         """Return True where products of half-precision factors may come in float32."""
         return is_half(self.precision) and x.device.type == "cuda"
 
-    def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor) -> Tensor:
-        """Compute gradient^T @ rows, (V, C), as `product` does."""
+    def hidden_gradient(self, gradient_LV: Tensor, weight_VC: Tensor) -> Tensor:
+        """Compute gradient @ weight, (L, C)."""
+        multiply = linear.multiply if self.through_c else lambda x, w: self.product(x, w.t())
+        return multiply(_cast(gradient_LV, self.precision), _cast(weight_VC, self.precision))
+
+    def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor, sum_VC: Tensor | None) -> Tensor:
+        """Compute gradient^T @ rows, (V, C), added to a sum."""
         if self.compiled:
-            return linear.weight_gradient(_cast(gradient_LV, self.precision), _cast(rows_LC, self.precision))
-        if not isinstance(self.layer, OneDnnLinear):
-            return self.product(gradient_LV.t(), rows_LC.t())
-        factors = _cast(gradient_LV, self.precision), _cast(rows_LC, self.precision)
-        return linear.product_of_transposed(*factors, self.layer.through_c)
+            return linear.weight_gradient(_cast(gradient_LV, self.precision), _cast(rows_LC, self.precision), sum_VC)
+        more_VC = self.product(gradient_LV.t(), rows_LC.t()).to(self.layer.weight.dtype)
+        return more_VC if sum_VC is None else sum_VC.add_(more_VC)
 
 
 def linear_layer(policy: Policy) -> nn.Linear | None:
@@ -109,24 +124,28 @@ class Gradients:
     bias_V: Tensor | None = None
     _chunks: list[Tensor] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, head: Head, needed: tuple[bool, bool, bool]) -> "Gradients":
+        """Begin sums at 0, or where the weight's own gradient stands."""
+        return cls(head, needed, head.layer.weight.grad if head.in_place and needed[1] else None)
+
     def add(self, gradient_LV: Tensor, rows_LC: Tensor, weight_VC: Tensor) -> None:
         """Add the gradients of one chunk, given that of its logits."""
         of_rows, of_weight, of_bias = self.needed
         if of_rows:
-            self._chunks.append(self.head.product(gradient_LV, weight_VC.t()).to(rows_LC.dtype))
+            self._chunks.append(self.head.hidden_gradient(gradient_LV, weight_VC).to(rows_LC.dtype))
         if of_weight:
-            self._add_weight(gradient_LV, rows_LC, weight_VC)
+            self._add_weight(gradient_LV, rows_LC)
         if of_bias:
-            more_V = gradient_LV.sum(dim=0).to(weight_VC.dtype)
+            more_V = gradient_LV.sum(dim=0).to(self.head.layer.weight.dtype)
             self.bias_V = more_V if self.bias_V is None else self.bias_V.add_(more_V)
 
-    def _add_weight(self, gradient_LV: Tensor, rows_LC: Tensor, weight_VC: Tensor) -> None:
-        if self.head.is_wide(gradient_LV) and weight_VC.dtype == torch.float32:
+    def _add_weight(self, gradient_LV: Tensor, rows_LC: Tensor) -> None:
+        if self.head.is_wide(gradient_LV) and self.head.layer.weight.dtype == torch.float32:
             gradient_VL, rows_LC = gradient_LV.t().to(self.head.precision), rows_LC.to(self.head.precision)
             self.weight_VC = wide_product(gradient_VL, rows_LC, self.weight_VC)
             return
-        more_VC = self.head.weight_gradient(gradient_LV, rows_LC).to(weight_VC.dtype)
-        self.weight_VC = more_VC if self.weight_VC is None else self.weight_VC.add_(more_VC)
+        self.weight_VC = self.head.weight_gradient(gradient_LV, rows_LC, self.weight_VC)
 
     def hidden(self) -> Tensor | None:
         """Return the gradient of the hidden states of all chunks, (L, C)."""
@@ -137,18 +156,20 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
+        half_VC = _cast(weight_VC, head.precision)
         # Gradients are computed now where weights are frozen or the gradient of log-probs is predicted
         needed, is_one = ctx.needs_input_grad[:3], len(target_L) <= head.chunk
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
         is_predicted = predicted_L is not None and not is_one and not head.entropy_gradient
-        ctx.made = Gradients(head, needed) if ctx.is_frozen or is_predicted else None
+        ctx.made = Gradients.of(head, needed) if ctx.is_frozen or is_predicted else None
+        ctx.adds = head.in_place and weight_VC.grad is not None
         ctx.head, ctx.kept, scores = head, None, []
         # Chunk by chunk: logits of all tokens never exist at once
         for rows, target, coefficient in _split(head.chunk, rows_LC, target_L, None if ctx.is_frozen else predicted_L):
-            scored = _score_(head, _logits(head, rows, weight_VC, bias_V), target)
+            scored = _score_(head, _logits(head, rows, half_VC, bias_V), target)
             scores.append(scored.scores)
             if ctx.made is not None:
-                ctx.made.add(_gradient_(head, scored, target, coefficient), rows, weight_VC)
+                ctx.made.add(_gradient_(head, scored, target, coefficient), rows, half_VC)
             elif is_one:
                 ctx.kept = scored
             del scored  # before the next are made
@@ -168,22 +189,71 @@ class _HeadScores(torch.autograd.Function):
         # Handed over without a copy, so there is nothing left for a second backward pass, which computes it again.
         made, ctx.made = ctx.made, None
         if made is not None and not torch.equal(coefficient_L, ctx.saved_tensors[-1]):
+            if ctx.adds:  # take back what was predicted
+                _made_now(ctx, -ctx.saved_tensors[-1], None, (False, ctx.needs_input_grad[1], False))
             made = None
         if made is None:
-            made = _made_now(ctx, coefficient_L, of_entropy_L if ctx.head.entropy_gradient else None)
+            of_entropy = of_entropy_L if ctx.head.entropy_gradient else None
+            made = _made_now(ctx, coefficient_L, of_entropy, ctx.needs_input_grad[:3])
+        if ctx.head.in_place and made.weight_VC is not None:
+            ctx.head.layer.weight.grad, made.weight_VC = made.weight_VC, None
         return made.hidden(), made.weight_VC, made.bias_V, None, None, None
 
 
-def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> Gradients:
+def _made_now(
+    ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None, needed: tuple[bool, bool, bool]
+) -> Gradients:
     """Compute gradients from the kept chunk, or from recomputed logits."""
     rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
-    head, made = ctx.head, Gradients(ctx.head, ctx.needs_input_grad[:3])
+    head, made = ctx.head, Gradients.of(ctx.head, needed)
+    weight_VC = _cast(weight_VC, head.precision)
     kept, ctx.kept = ctx.kept, None
     for rows, target, *coefficients in _split(head.chunk, rows_LC, target_L, coefficient_L, of_entropy_L):
         scored = kept or _score_(head, _logits(head, rows, weight_VC, bias_V), target)
         made.add(_gradient_(head, scored, target, *coefficients), rows, weight_VC)
         del scored
     return made
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of an embedding; their gradients go into `.grad`."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight_VC: Tensor, padding_id: int | None) -> Tensor:
+        ctx.save_for_backward(ids, weight_VC)
+        ctx.padding_id = padding_id
+        return F.embedding(ids, weight_VC)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ids, weight_VC = ctx.saved_tensors
+        ids_N, gradient_NC = ids.flatten(), gradient.flatten(0, -2).to(weight_VC.dtype)
+        if ctx.padding_id is not None:
+            kept_N = ids_N != ctx.padding_id
+            ids_N, gradient_NC = ids_N[kept_N], gradient_NC[kept_N]
+        if weight_VC.grad is None:
+            weight_VC.grad = torch.zeros_like(weight_VC)
+        weight_VC.grad.index_add_(0, ids_N, gradient_NC)
+        return None, None, None
+
+
+class AddingEmbedding(nn.Embedding):
+    """An embedding with no gradient of its own whole size."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and self.weight.requires_grad):
+            return super().forward(input)
+        rows: Tensor = _Rows.apply(input, self.weight, self.padding_idx)
+        return rows
+
+
+def add_rows_in_place(model: nn.Module) -> None:
+    """Let plain embeddings add to `.grad`; only `backward` may follow."""
+    for module in model.modules():
+        is_plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
+        if is_plain and not module.scale_grad_by_freq:
+            module.__class__ = AddingEmbedding
 
 
 def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:

@@ -31,12 +31,17 @@ class Scoring:
     """Loss tokens whose logits live at the same time; 0 takes all."""
     entropy_gradient: bool = False
     """Let gradients flow through the entropy."""
+    in_place: bool = False
+    """Add the head's gradient to `.grad` as it is made; only `backward` may follow."""
 
     @classmethod
-    def of(cls, policy: Policy, sampling: Sampling, chunk: int, *, entropy_gradient: bool = False) -> "Scoring":
+    def of(
+        cls, policy: Policy, sampling: Sampling, chunk: int, *, entropy_gradient: bool = False, in_place: bool = False
+    ) -> "Scoring":
         """Bound the chunk by the policy's vocabulary."""
         vocabulary = int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
-        return cls(sampling, chunk_within_bound(chunk, vocabulary), entropy_gradient)
+        in_place = in_place and not policy.sharded and policy.device.type == "cpu"
+        return cls(sampling, chunk_within_bound(chunk, vocabulary), entropy_gradient, in_place)
 
     def num_rows(self, batch: MicroBatch) -> int:
         return self.chunk or max(len(batch.target_L), 1)
@@ -212,7 +217,8 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
     if layer is None:
         return None
     temperature, num_rows = scoring.sampling.temperature or 1.0, scoring.num_rows(batch)
-    return Head(layer, policy.precision, temperature, num_rows, scoring.entropy_gradient, policy.compiles)
+    asked = scoring.entropy_gradient, policy.compiles, scoring.in_place
+    return Head(layer, policy.precision, temperature, num_rows, *asked)
 
 
 def _score(

@@ -22,6 +22,7 @@ from covey.algorithm.objective import BatchStatistics, Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
 from covey.policy.experts import ExpertWatch
+from covey.policy.head import add_rows_in_place
 from covey.policy.logprobs import ReferenceElsewhere, Scoring
 from covey.policy.policy import Policy, inference, repeating
 from covey.policy.reference import Reference, load_moved, moved_weights, refresh_reference
@@ -76,7 +77,10 @@ class Trainer:
         self.entropy = controllers.entropy_control(settings.algorithm)
         self.settings = settings
         needed = self.objective.needs_entropy_gradient
-        scoring = Scoring.of(policy, settings.sampling, settings.logprob_chunk, entropy_gradient=needed)
+        asked = {"entropy_gradient": needed, "in_place": True}
+        scoring = Scoring.of(policy, settings.sampling, settings.logprob_chunk, **asked)
+        if scoring.in_place:
+            add_rows_in_place(policy.model)
         self.forward = ScoringContext(policy, reference, settings.objective, scoring, teacher)
         sharding.reshard(policy)  # else the parameters below would be the whole ones that a pass has left behind
         self._optimizer = build_optimizer(policy.model, settings.optimizer, settings.kernels)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from covey.policy.kernels.layers import use_compiled
-from covey.policy.kernels.linear import OneDnnLinear, has_tiles, use_onednn, weight_gradient
+from covey.policy.kernels.linear import OneDnnLinear, has_tiles, multiplies_half, multiply, use_onednn, weight_gradient
 
-from ...support.builders import make_policy, normal
+from ...support.builders import make_policy, normal, relative_error
 
 SHAPES = [
     (1, 1, 1),
@@ -19,7 +19,7 @@ SHAPES = [
     (70, 300, 600),
 ]
 """Tokens, outputs, inputs: beside and beyond tiles, stretches of tokens, and what stays in a cache."""
-TYPES = [torch.float32, torch.bfloat16] if has_tiles() else [torch.float32]
+TYPES = [torch.float32, torch.bfloat16] if has_tiles() or multiplies_half() else [torch.float32]
 """Those that C computes on this processor."""
 
 pytestmark = pytest.mark.usefixtures("own_threads")
@@ -49,6 +49,24 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
 def test_tensors_need_not_lie_side_by_side() -> None:
     gradient, x = normal(40, 30), normal(50, 30, seed=1)
     assert torch.equal(weight_gradient(gradient.T, x.T), weight_gradient(gradient.T.contiguous(), x.T.contiguous()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *([torch.bfloat16] if multiplies_half() else [])])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(37, 53, 29), (5, 2, 1), (100, 2500, 70), (16, 4999, 2100)])
+def test_factors_may_lie_turned_and_sums_be_long(dtype: torch.dtype, rows: int, depth: int, columns: int) -> None:
+    first, second = normal(rows, depth).to(dtype), normal(depth, columns, seed=1).to(dtype)
+    expected = first.double() @ second.double()
+    for a in (first, first.t().contiguous().t()):
+        for b in (second, second.t().contiguous().t()):
+            assert relative_error(multiply(a, b, dtype=torch.float32), expected) < 1e-6
+            assert relative_error(multiply(a, b, torch.ones(rows, columns)), expected + 1) < 1e-6
+            rounded = multiply(a, b)
+            assert torch.equal(rounded, multiply(a, b, dtype=torch.float32).to(dtype))
+
+
+def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it() -> None:
+    first, second = normal(50, 1100), normal(1100, 70, seed=1)
+    assert torch.equal(multiply(first, second)[17:31], multiply(first[17:31], second))
 
 
 def test_a_model_takes_it_where_onednn_would_compute() -> None:

@@ -1,4 +1,4 @@
-"""AdamW in C on a CPU (adamw.c), and the norm of all gradients.
+"""AdamW in C on a CPU (adamw.c), and gradients' norm.
 
 Weights, moments and gradients are float32, each read and written once. The state has the form of torch's.
 """
@@ -91,7 +91,7 @@ def adamw(groups: list[dict[str, Any]], kernels: str = "auto", **settings: Any) 
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all gradients in float64, summed in a fixed order."""
+    """Return the norm of all gradients, in float64."""
     held: list[Tensor] = []
     parts, num_blocks = [_gradient(gradient, held) for gradient in gradients], 0
     for part in parts:

@@ -16,15 +16,68 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
 from covey.policy.kernels.support import product_type
 
-SOURCES = {torch.float32: KERNELS / "gradient.c", torch.bfloat16: KERNELS / "half_gradient.c"}
+SOURCE, TILES = KERNELS / "product.c", KERNELS / "half_gradient.c"
+STRETCH = 2048
+"""Numbers of a sum before it is rounded or stored, at most: DEPTH pairs of product.c."""
 
 
-def weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
+class ProductCall(ctypes.Structure):
+    """The struct Product of product.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "b", "out", "sums", "room")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "depth", "a_stride", "b_stride")),
+        *((name, ctypes.c_int64) for name in ("a_turned", "b_turned", "half", "half_out", "keep", "num_threads")),
+    )
+
+
+def multiply(a_NK: Tensor, b_KM: Tensor, sum_NM: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Compute a @ b in C, added to a float32 `sum_NM`.
+
+    Factors are float32, or bfloat16 where `multiplies_half`, and may be turned; `dtype` is that of the result.
+    """
+    a_NK, b_KM = (each if 1 in each.stride() else each.contiguous() for each in (a_NK, b_KM))
+    (rows, depth), columns, threads = a_NK.shape, b_KM.shape[1], torch.get_num_threads()
+    out = a_NK.new_empty(rows, columns, dtype=dtype) if sum_NM is None else sum_NM
+    half, half_out = a_NK.dtype == torch.bfloat16, out.dtype == torch.bfloat16
+    kernels = library(SOURCE)
+    kernels.covey_product_room.restype = ctypes.c_int64
+    room = out.new_empty(
+        kernels.covey_product_room(*map(ctypes.c_int64, (rows, columns, threads))), dtype=torch.float32
+    )
+    sums = out.new_empty(rows, columns, dtype=torch.float32) if half_out and depth > STRETCH else None
+    turned = a_NK.stride(1) != 1, b_KM.stride(1) != 1
+    strides = a_NK.stride(int(turned[0])), b_KM.stride(int(turned[1]))
+    places = None if sums is None else sums.data_ptr(), room.data_ptr()
+    call = ProductCall(a_NK.data_ptr(), b_KM.data_ptr(), out.data_ptr(), *places, rows, columns, depth, *strides)
+    call.a_turned, call.b_turned, call.half, call.half_out = *turned, half, half_out
+    call.keep, call.num_threads = sum_NM is not None, threads
+    kernels.covey_product(ctypes.byref(call))
+    return out
+
+
+@cache
+def multiplies_half() -> bool:
+    """Return True where C multiplies bfloat16 by vectors."""
+    try:
+        return bool(library(SOURCE).covey_multiplies_half())
+    except NoCompilerError:
+        return False
+
+
+def weight_gradient(gradient_NO: Tensor, x_NI: Tensor, sum_OI: Tensor | None = None) -> Tensor:
     """Compute gradient^T @ x, (O, I), deterministic for any number of threads.
 
-    Both are float32, or bfloat16 where `has_tiles`; the result is float32.
+    Both are float32, or bfloat16 where `has_tiles` or `multiplies_half`; the result is float32, added to `sum_OI`.
     """
-    gradient_NO, x_NI, kernels = gradient_NO.contiguous(), x_NI.contiguous(), library(SOURCES[x_NI.dtype])
+    if x_NI.dtype == torch.float32 or not has_tiles():
+        return multiply(gradient_NO.t(), x_NI, sum_OI, torch.float32)
+    more_OI = _tiled_gradient(gradient_NO, x_NI)
+    return more_OI if sum_OI is None else sum_OI.add_(more_OI)
+
+
+def _tiled_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
+    gradient_NO, x_NI, kernels = gradient_NO.contiguous(), x_NI.contiguous(), library(TILES)
     sizes = (len(x_NI), gradient_NO.shape[1], x_NI.shape[1], torch.get_num_threads())
     kernels.covey_weight_gradient_room.restype = ctypes.c_int64
     num_floats = kernels.covey_weight_gradient_room(*map(ctypes.c_int64, sizes))
@@ -38,7 +91,7 @@ def weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
 def has_tiles() -> bool:
     """Return True where C multiplies bfloat16 in tiles (AMX)."""
     try:
-        return bool(library(SOURCES[torch.bfloat16]).covey_has_tiles() and library(KERNELS / "head.c"))
+        return bool(library(TILES).covey_has_tiles() and library(KERNELS / "head.c"))
     except NoCompilerError:
         return False
 

@@ -25,7 +25,9 @@ class Support:
 
 SUPPORT: dict[str, Support] = {
     "attention": Support((KERNELS / "attention.c",), (torch.float32, torch.bfloat16)),
-    "layers": Support((KERNELS / "elementwise.c", KERNELS / "gradient.c"), (torch.float32, torch.bfloat16)),
+    "layers": Support(
+        (KERNELS / "elementwise.c", KERNELS / "product.c", KERNELS / "head.c"), (torch.float32, torch.bfloat16)
+    ),
     "recurrence": Support(
         tuple(RECURRENCE / name for name in ("scan.c", "scan_gradient.c", "conv.c")), (torch.float32, torch.bfloat16)
     ),
