@@ -184,7 +184,7 @@ def build_code(settings: CodeConfig, config: BuildSettings) -> Environment:
 
 
 def code_runner(settings: CodeConfig) -> Runner:
-    """Build the runner of programs. Raises ValueError if this machine cannot isolate them."""
+    """Build the runner of programs. ValueError if unable to isolate them."""
     try:
         return Sandbox(settings.num_slots, cast("Tier", settings.isolation))
     except SandboxFailed as error:
