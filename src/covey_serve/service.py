@@ -72,8 +72,7 @@ class Service:
             call.headers.get("x-api-key", "").encode("utf-8", "replace"), self._key
         ):
             raise RequestRefused(
-                401,
-                "the key (header X-API-Key) is not this server's: set TINKER_API_KEY to what it printed",
+                401, "the key (header X-API-Key) is not this server's: set TINKER_API_KEY to what it printed"
             )
 
     def commit(self, header: Header, body: bytes = b"") -> None:
@@ -273,7 +272,7 @@ class Service:
     def _folder_of(self, sampler: ServedSampler) -> Path | None:
         """Return the folder of a sampler's weights, None for the base's own."""
         if sampler.header["is_own"]:
-            return self._sampler_folder(sampler.id)
+            return own_folder(self.root / "samplers", sampler.id)
         path = sampler.header["path"]
         return None if path is None else self.checkpoints.find(path).folder
 
@@ -302,14 +301,11 @@ class Service:
         """Remove the longest unused weights without a name, beyond the bound."""
         total = 0
         for sampler in sorted(self.ledger.samplers.values(), key=lambda one: one.used, reverse=True):
-            size = sum(path.stat().st_size for path in self._sampler_folder(sampler.id).rglob("*"))
+            size = sum(path.stat().st_size for path in own_folder(self.root / "samplers", sampler.id).rglob("*"))
             total += max(size, self.limits.samplers_bytes // self.limits.samplers)
             if total > self.limits.samplers_bytes and not sampler.pending:
                 self.commit({"kind": "drop sampler", "id": sampler.id})
                 self._clear(sampler.id)
-
-    def _sampler_folder(self, name: str) -> Path:
-        return own_folder(self.root / "samplers", name)
 
     async def _in_thread(self, function: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)

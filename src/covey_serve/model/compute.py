@@ -171,7 +171,7 @@ def load_model(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled
 def train(compute: Compute, loaded: _Loaded, work: ModelRequest) -> Settled:
     request = read_training(work.body, compute.limits)
     policy = loaded.model.policy
-    check(request, policy, int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size))
+    check(request, policy)
     result, metrics = forward_backward(request, policy)
     return Settled("proto", result, None if request.forward_only else metrics)
 

@@ -58,10 +58,6 @@ class Bases:
         """Return a base, frozen."""
         return self._loaded[name]
 
-    def lengths(self) -> dict[str, int]:
-        """Return the longest sequence of each, in tokens."""
-        return {name: policy.max_length for name, policy in self._loaded.items()}
-
     def tokenizer(self, name: str) -> str | None:
         """Return the tokenizer's folder, None where the name leads to it."""
         place = str(Path(self.folders[name].name).resolve())

@@ -24,7 +24,7 @@ from covey.run.checkpoints.checkpoint import load_weights
 from covey.types import Completion, Sampling
 from covey_serve.limits import ServiceLimits
 from covey_serve.model.models import Bases, ModelShape
-from covey_serve.model.training import logits_of, logprobs_of, pack, rows_of
+from covey_serve.model.training import logits_of, logprobs_of, pack, rows_of, vocabulary_of
 from covey_serve.store.checkpoints import check_folder
 from covey_serve.store.journal import Header
 from covey_serve.wire.messages import (
@@ -33,6 +33,7 @@ from covey_serve.wire.messages import (
     Array,
     PromptScores,
     SampleRequest,
+    check_ids,
     read_sample,
     sample_result,
 )
@@ -63,10 +64,8 @@ class Draw:
 def read_draw(header: Header, body: bytes, policy: Policy, limits: ServiceLimits) -> Draw:
     """Read a sampling request. ValueError for one that cannot be computed."""
     request = read_sample(json.loads(body), limits, policy.max_length)
-    vocabulary = int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
-    for name, ids in (("prompt", request.prompt_ids), ("target_prompt_logprobs", request.targets)):
-        if ids is not None and len(ids) and (np.min(ids) < 0 or np.max(ids) >= vocabulary):
-            raise ValueError(f"{name} must be token ids in [0, {vocabulary}), got {np.min(ids)} to {np.max(ids)}")
+    check_ids("prompt", request.prompt_ids, vocabulary_of(policy))
+    check_ids("target_prompt_logprobs", request.targets, vocabulary_of(policy))
     is_seeded = request.is_seeded
     return Draw(request, request.sampling.seed if is_seeded else header["seed"], 0 if is_seeded else header["first"])
 

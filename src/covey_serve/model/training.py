@@ -21,7 +21,7 @@ from covey.trainer.batch import make_batch, unflatten
 from covey.trainer.layouts import MIN_SHARED, Row
 from covey.types import MicroBatch, Reward, Rollout, Sampling
 from covey_serve.model.losses import LOSSES, Inputs
-from covey_serve.wire.messages import Array, Datum, TrainingRequest, training_result
+from covey_serve.wire.messages import Array, Datum, TrainingRequest, check_ids, training_result
 
 MICRO_BATCH_TOKENS = 8192
 """Tokens of a pass; it changes memory and time, and no number beyond rounding."""
@@ -31,7 +31,11 @@ SHARED = "shared"
 EMPTY = Reward(0.0)
 
 
-def check(request: TrainingRequest, policy: Policy, vocabulary: int) -> None:
+def vocabulary_of(policy: Policy) -> int:
+    return int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
+
+
+def check(request: TrainingRequest, policy: Policy) -> None:
     """Refuse, before any gradient, what cannot be computed. ValueError."""
     loss = LOSSES.get(request.loss)
     if loss is None:
@@ -45,7 +49,7 @@ def check(request: TrainingRequest, policy: Policy, vocabulary: int) -> None:
         raise ValueError("data must hold at least one datum, got none")
     for place, datum in enumerate(request.data):
         try:
-            _check_datum(datum, loss.reads, policy.max_length, vocabulary)
+            _check_datum(datum, loss.reads, policy.max_length, vocabulary_of(policy))
         except ValueError as error:
             raise ValueError(f"datum {place}: {error}") from error
     if len({datum.inputs[TARGETS].shape[1:] for datum in request.data}) > 1:
@@ -72,9 +76,8 @@ def _check_datum(datum: Datum, reads: Sequence[str], longest: int, vocabulary: i
             raise ValueError(f"{name} must have the length of model_input, {length}, got {list(found.shape)}")
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             raise ValueError(f"{name} must be finite")
-    for name, ids in (("model_input", datum.token_ids), (TARGETS, targets)):
-        if ids.min() < 0 or ids.max() >= vocabulary:
-            raise ValueError(f"{name} must be token ids in [0, {vocabulary}), got {ids.min()} to {ids.max()}")
+    check_ids("model_input", datum.token_ids, vocabulary)
+    check_ids(TARGETS, targets, vocabulary)
 
 
 def forward_backward(request: TrainingRequest, policy: Policy) -> tuple[bytes, dict[str, float]]:
@@ -191,7 +194,7 @@ def rows_of(policy: Policy, batch: MicroBatch, source_L: Tensor) -> Sequence[Ten
     """Return the head's input at scored positions, in bounded chunks."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
     rows = policy.hidden(*place).flatten(0, 1) if policy.head_is_linear else policy.logits(*place)
-    chunk = chunk_within_bound(CHUNK, int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size))
+    chunk = chunk_within_bound(CHUNK, vocabulary_of(policy))
     return rows.index_select(0, source_L).split(chunk)
 
 

@@ -18,6 +18,7 @@ from covey.run.checkpoints.manifest import file_digests
 from covey.system.disk import atomic_folder, read_regular
 from covey.system.jsonl import write_json
 from covey_serve.model.models import ModelShape
+from covey_serve.refused import RequestRefused
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 """Middle part of a tinker path -> type of checkpoint."""
@@ -49,20 +50,20 @@ class Checkpoints:
         self._root = root
 
     def folder(self, path: str) -> Path:
-        """Return the folder of a tinker path. ValueError for a wrong one."""
+        """Return the folder of a tinker path. RequestRefused for a wrong one."""
         model, _, rest = path.removeprefix("tinker://").partition("/")
         kind, _, name = rest.partition("/")
         is_named = path.startswith("tinker://") and kind in KINDS and MODEL.fullmatch(model)
         if not is_named or not NAME.fullmatch(name):
-            raise ValueError(f"path must be tinker://MODEL/weights/NAME of a checkpoint, got {path[:80]}")
+            raise RequestRefused(404, f"path must be tinker://MODEL/weights/NAME of a checkpoint, got {path[:80]}")
         return own_folder(self._root, model) / kind / name
 
     def find(self, path: str) -> Saved:
-        """Return a checkpoint. ValueError where it is missing or expired."""
+        """Return a checkpoint. RequestRefused where it is missing or expired."""
         folder = self.folder(path)
         facts = _facts(folder)
         if facts is None or (facts.get(EXPIRES) or time.time() + 1) < time.time():
-            raise ValueError(f"there is no checkpoint {path[:200]}")
+            raise RequestRefused(404, f"there is no checkpoint {path[:200]}")
         return Saved(path, folder, facts)
 
     def load(self, path: str) -> Saved:

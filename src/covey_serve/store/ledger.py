@@ -122,12 +122,6 @@ class Ledger:
     def owners(self) -> "list[Owner]":
         return [*self.models.values(), *self.samplers.values()]
 
-    def models_of(self, session: str) -> list[HostedModel]:
-        return [one for one in self.models.values() if one.header["session"] == session]
-
-    def samplers_of(self, session: str) -> list[ServedSampler]:
-        return [one for one in self.samplers.values() if one.header["session"] == session]
-
     def body(self, promise: Promise) -> bytes:
         assert promise.place is not None, "a request is kept until its result"
         return self._journal.read(promise.place)[1]
@@ -257,10 +251,9 @@ def _end(ledger: Ledger, header: Header, place: RecordPlace) -> None:
             ledger.waiting_bytes -= promise.size
             if promise.event is not None:
                 promise.event.set()
-    for model in ledger.models_of(session):
-        del ledger.models[model.id]
-    for sampler in ledger.samplers_of(session):
-        del ledger.samplers[sampler.id]
+    for table in (ledger.models, ledger.samplers):
+        for name in [name for name, one in table.items() if one.header["session"] == session]:
+            del table[name]
 
 
 def _drop_sampler(ledger: Ledger, header: Header, place: RecordPlace) -> None:

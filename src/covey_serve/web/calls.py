@@ -3,14 +3,15 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from covey_serve.refused import RequestRefused
 from covey_serve.service import Service
-from covey_serve.store.checkpoints import Saved
 from covey_serve.store.ledger import HostedModel
 from covey_serve.web.server import HttpAnswer, HttpCall
-from covey_serve.wire.messages import read_json
+from covey_serve.wire.messages import field, read_json
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +32,6 @@ Content = dict[str, Any] | Awaitable[HttpAnswer] | None
 Handler = Callable[[Context], Content]
 
 
-def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-    """Return a field of a body. RequestRefused for another type."""
-    value = body.get(name)
-    if value is None and default is not ...:
-        return default
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise RequestRefused(422, f"{name} must be {' or '.join(one.__name__ for one in kinds)}, got {str(value)[:40]}")
-    return value
-
-
-def number(body: Mapping[str, Any], name: str, low: int, high: int, default: Any = ...) -> int:
-    value: int = field(body, name, int, default)
-    if value is not None and not low <= value <= high:
-        raise RequestRefused(422, f"{name} must be in [{low}, {high}], got {value}")
-    return value
-
-
 def metadata_of(service: Service, body: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a client's notes, which are kept in memory."""
     found: dict[str, Any] | None = field(body, "user_metadata", dict, None)
@@ -57,28 +40,22 @@ def metadata_of(service: Service, body: Mapping[str, Any]) -> dict[str, Any] | N
     return found
 
 
-def path_of(service: Service, body: Mapping[str, Any], name: str) -> str:
-    """Return a tinker path, whether or not there is a checkpoint yet."""
-    path: str = field(body, name, str)
-    try:
-        service.checkpoints.folder(path)
-    except ValueError as error:
-        raise RequestRefused(404, str(error)) from error
-    return path
+def known(table: Mapping[str, Kept], what: str, name: str, status: int = 404) -> Kept:
+    """Return what has a name. RequestRefused for an unknown one."""
+    if name not in table:
+        raise RequestRefused(status, f"there is no {what} {name[:100]} (any more)")
+    return table[name]
 
 
 def model_of(service: Service, body: Mapping[str, Any]) -> HostedModel:
-    name = field(body, "model_id", str)
-    if name not in service.ledger.models:
-        raise RequestRefused(404, f"there is no model {name[:100]}")
-    return service.ledger.models[name]
+    return known(service.ledger.models, "model", field(body, "model_id", str))
 
 
 def session_of(service: Service, body: Mapping[str, Any]) -> str:
+    """Return a session that has room for a name more. RequestRefused."""
     name: str = field(body, "session_id", str)
-    if name not in service.ledger.sessions:
-        raise RequestRefused(404, f"there is no session {name[:100]}")
-    if len(service.ledger.models_of(name)) + len(service.ledger.samplers_of(name)) >= service.limits.names:
+    known(service.ledger.sessions, "session", name)
+    if sum(one.header["session"] == name for one in service.ledger.owners()) >= service.limits.names:
         raise RequestRefused(429, f"a session has at most {service.limits.names} models and samplers")
     return name
 
@@ -87,10 +64,3 @@ def base_of(service: Service, name: str) -> str:
     if name not in service.bases.folders:
         raise RequestRefused(404, f"base model must be one of {', '.join(service.bases.folders)}, got {name[:100]}")
     return name
-
-
-def find_saved(service: Service, path: str) -> Saved:
-    try:
-        return service.checkpoints.find(path)
-    except ValueError as error:
-        raise RequestRefused(404, str(error)) from error

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qs
 
-from covey_serve.refused import RequestRefused
 from covey_serve.service import Service
 from covey_serve.store.checkpoints import EXPIRES, describe, utc
 from covey_serve.store.ledger import HostedModel
-from covey_serve.web.calls import Content, Context, field, find_saved, model_of, number
+from covey_serve.web.calls import Content, Context, known, model_of
+from covey_serve.wire.messages import field, number
 
 
 def training_runs(context: Context) -> Content:
@@ -20,12 +20,10 @@ def training_runs(context: Context) -> Content:
 
 def _page(context: Context, rows: list[Any]) -> tuple[list[Any], dict[str, int]]:
     query = parse_qs(context.call.query)
-    try:
-        offset, limit = int(query.get("offset", ["0"])[0]), int(query.get("limit", ["20"])[0])
-    except ValueError as error:
-        raise RequestRefused(422, "offset and limit must be whole numbers") from error
-    if not (offset >= 0 and 0 < limit <= 1000):
-        raise RequestRefused(422, "offset must be >= 0 and limit in [1, 1000]")
+    found = {
+        name: int(each[0]) if each[0].isdecimal() and len(each[0]) < 10 else each[0] for name, each in query.items()
+    }
+    offset, limit = number(found, "offset", 0, 10**9, 0), number(found, "limit", 1, 1000, 20)
     return rows[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(rows)}
 
 
@@ -63,7 +61,7 @@ def all_checkpoints(context: Context) -> Content:
 
 def _path(context: Context) -> str:
     path = f"tinker://{context.names['model']}/{context.names['checkpoint']}"
-    return str(find_saved(context.service, path).path)
+    return context.service.checkpoints.find(path).path
 
 
 def delete_checkpoint(context: Context) -> None:
@@ -80,16 +78,14 @@ def publish(context: Context) -> None:
 
 
 def weights_info(context: Context) -> Content:
-    shape = find_saved(context.service, field(context.body, "tinker_path", str)).shape
+    shape = context.service.checkpoints.find(field(context.body, "tinker_path", str)).shape
     flags = {name: value for name, value in asdict(shape).items() if name.startswith("train_")}
     return {"base_model": shape.base, "is_lora": shape.rank > 0, "lora_rank": shape.rank or None, **flags}
 
 
 def get_session(context: Context) -> Content:
     service, name = context.service, context.names["session"]
-    if name not in service.ledger.sessions:
-        raise RequestRefused(404, f"there is no session {name[:100]}")
-    models = [one.id for one in service.ledger.models_of(name)]
-    samplers = [one.id for one in service.ledger.samplers_of(name)]
-    metadata = service.ledger.sessions[name].header["metadata"]
+    metadata = known(service.ledger.sessions, "session", name).header["metadata"]
+    tables = (service.ledger.models, service.ledger.samplers)
+    models, samplers = ([one.id for one in table.values() if one.header["session"] == name] for table in tables)
     return {"training_run_ids": models, "sampler_ids": samplers, "user_metadata": metadata}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -12,31 +13,23 @@ from covey_serve.model.models import ModelShape
 from covey_serve.refused import RequestRefused
 from covey_serve.service import Service, sampler_header
 from covey_serve.store.checkpoints import NAME
-from covey_serve.store.ledger import CREATED, HostedModel, Promise, ServedSampler, model_header
+from covey_serve.store.ledger import CREATED, HostedModel, Promise, model_header
 from covey_serve.web import rest
-from covey_serve.web.calls import (
-    Content,
-    Context,
-    Handler,
-    base_of,
-    field,
-    find_saved,
-    metadata_of,
-    model_of,
-    number,
-    path_of,
-    session_of,
-)
+from covey_serve.web.calls import Content, Context, Handler, base_of, known, metadata_of, model_of, session_of
 from covey_serve.web.server import HttpAnswer, HttpCall
-from covey_serve.wire.messages import MOST_REAL, read_place
+from covey_serve.wire.messages import MOST_REAL, REAL, field, number, read_place
 
 PREFIX = "/api/v1/"
 TESTED = "0.38"
 """Versions of the client that this was tested with begin so."""
 CLIENT_CONFIG = {"sample_enable_stuck_detection": False, "parallel_fwdbwd_chunks": False, "pjwt_auth_enabled": False}
 """Flags of the client: a CPU may take hours for what it asks, and chunks need not overtake one another."""
-BETAS = {"beta1": 0.9, "beta2": 0.95}
-ADAM = {"learning_rate": 1e-4, **BETAS, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
+BELOW_ONE = math.nextafter(1.0, 0.0)
+ADAM = {
+    **{"learning_rate": (1e-4, MOST_REAL), "beta1": (0.9, BELOW_ONE), "beta2": (0.95, BELOW_ONE)},
+    **{"eps": (1e-12, MOST_REAL), "weight_decay": (0.0, MOST_REAL), "grad_clip_norm": (0.0, MOST_REAL)},
+}
+"""Settings of the optimiser: defaults and upper bounds."""
 MAX_LORA_RANK = 512
 MAX_SEQ = 2**31 - 1
 COPY_STRIDE = 10**9
@@ -58,9 +51,9 @@ async def answer(service: Service, call: HttpCall) -> HttpAnswer:
 
 def capabilities(context: Context) -> Content:
     told = {"trainable": True, "sampleable": True}
-    lengths = context.service.bases.lengths().items()
-    models = [{"model_name": name, "max_context_length": length, **told} for name, length in lengths]
-    return {"supported_models": models}
+    bases = context.service.bases
+    lengths = {name: bases.policy(name).max_length for name in bases.folders}
+    return {"supported_models": [{"model_name": a, "max_context_length": b, **told} for a, b in lengths.items()]}
 
 
 def create_session(context: Context) -> Content:
@@ -76,10 +69,7 @@ def create_session(context: Context) -> Content:
 
 
 def heartbeat(context: Context) -> Content:
-    name = field(context.body, "session_id", str)
-    if name not in context.service.ledger.sessions:
-        raise RequestRefused(410, f"there is no session {name[:100]}")
-    context.service.ledger.sessions[name].seen = time.time()
+    known(context.service.ledger.sessions, "session", field(context.body, "session_id", str), 410).seen = time.time()
     return {"type": "session_heartbeat"}
 
 
@@ -156,10 +146,8 @@ def optim_step(context: Context) -> Content:
         given = field(body, "adam_params", dict, None) or field(body, "optimizer_params", dict, {})
         if given.get("type", "adamw") not in ("adam", "adamw"):
             raise RequestRefused(422, f"optimizer must be adamw, got {str(given['type'])[:40]}")
-        adam = {name: field(given, name, (int, float), default) for name, default in ADAM.items()}
-        if not all(0 <= value < (1 if name in BETAS else MOST_REAL) for name, value in adam.items()):
-            raise RequestRefused(422, "adam_params must be finite numbers >= 0, with betas below 1")
-        return {"op": "optim_step", "stateful": True, "adam": {name: float(value) for name, value in adam.items()}}
+        adam = {name: float(number(given, name, 0, high, default, REAL)) for name, (default, high) in ADAM.items()}
+        return {"op": "optim_step", "stateful": True, "adam": adam}
 
     return _in_order(context, read)
 
@@ -187,7 +175,8 @@ def save_weights(context: Context) -> Content:
 
 def load_weights(context: Context) -> Content:
     def read(model: HostedModel | None, body: dict[str, Any]) -> dict[str, Any]:
-        path, optimizer = path_of(context.service, body, "path"), field(body, "optimizer", bool, False)
+        path, optimizer = field(body, "path", str), field(body, "optimizer", bool, False)
+        context.service.checkpoints.folder(path)  # whether or not there is a checkpoint yet
         return {"op": "load_weights", "path": path, "optimizer": optimizer, "stateful": True}
 
     service, body = context.service, context.body
@@ -196,7 +185,7 @@ def load_weights(context: Context) -> Content:
     request = read(None, body)
     session = session_of(service, body)
     place = number(body, "model_seq_id", 0, 10**9)
-    shape = find_saved(service, request["path"]).shape
+    shape = service.checkpoints.find(request["path"]).shape
     base_of(service, shape.base)
     header = model_header(f"{session}:train:{place}", session, shape, place, metadata_of(service, body))
     return _make(service, header, request)
@@ -208,29 +197,20 @@ def create_sampling_session(context: Context) -> Content:
     name = f"{session}:sample:{number(body, 'sampling_session_seq_id', 0, 2**31)}"
     path = field(body, "model_path", str, None)
     if name not in service.ledger.samplers:
-        shape = (
-            ModelShape(base_of(service, field(body, "base_model", str)))
-            if path is None
-            else find_saved(service, path).shape
-        )
+        base = base_of(service, field(body, "base_model", str)) if path is None else ""
+        shape = service.checkpoints.find(path).shape if path is not None else ModelShape(base)
         service.commit(sampler_header(name, session, shape, path=path))
     return {"type": "create_sampling_session", "sampling_session_id": name}
 
 
-def _sampler(service: Service, name: str) -> ServedSampler:
-    if name not in service.ledger.samplers:
-        raise RequestRefused(404, f"there is no sampler {name[:100]}: it was never made, or gave way to newer ones")
-    return service.ledger.samplers[name]
-
-
 def get_sampler(context: Context) -> Content:
-    sampler = _sampler(context.service, context.names["sampler"])
+    sampler = known(context.service.ledger.samplers, "sampler", context.names["sampler"])
     return {"sampler_id": sampler.id, "base_model": sampler.shape.base, "model_path": sampler.header["path"]}
 
 
 def asample(context: Context) -> Content:
     service, body = context.service, context.body
-    sampler = _sampler(service, field(body, "sampling_session_id", str))
+    sampler = known(service.ledger.samplers, "sampler", field(body, "sampling_session_id", str))
     seq = number(body, "seq_id", 0, 2**63 - 1)
     count = number(body, "num_samples", 1, service.limits.samples, 1)
     field(body, "sampling_params", dict, None)

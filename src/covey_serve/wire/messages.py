@@ -36,6 +36,12 @@ class Datum:
     """target_tokens and what the loss reads, (N,) or (N, K) each."""
 
 
+def check_ids(name: str, ids: Array | tuple[int, ...] | None, vocabulary: int) -> None:
+    """Refuse what are no tokens. ValueError."""
+    if ids is not None and len(ids) and (np.min(ids) < 0 or np.max(ids) >= vocabulary):
+        raise ValueError(f"{name} must be token ids in [0, {vocabulary}), got {np.min(ids)} to {np.max(ids)}")
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
     """A forward pass, with or without gradients."""
@@ -164,33 +170,32 @@ def read_sample(body: Mapping[str, Any], limits: ServiceLimits, room: int) -> Sa
     """
     params = body.get("sampling_params") or {}
     prompt = _prompt(body.get("prompt"))
-    count = _whole(body, "num_samples", 1, limits.samples, 1)
+    count = number(body, "num_samples", 1, limits.samples, 1)
     stop = params.get("stop")
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or len(stops) > 64 or len({type(each) for each in stops} - {int, str}):
         raise ValueError("stop must be strings or token ids, at most 64")
     texts, ids = [s for s in stops if isinstance(s, str)], [s for s in stops if isinstance(s, int)]
-    most = _whole(params, "max_tokens", 1, room, max(room - len(prompt), 1))
-    topk_sample = _whole(body, "topk_sample_logprobs", 0, limits.top_k, 0)
+    most = number(params, "max_tokens", 1, room, max(room - len(prompt), 1))
+    topk_sample = number(body, "topk_sample_logprobs", 0, limits.top_k, 0)
     if count * most * max(topk_sample, 1) > limits.request_tokens:
         told = "num_samples x max_tokens x topk_sample_logprobs"
         raise ValueError(f"{told} must be at most {limits.request_tokens}, got {count} x {most} x {topk_sample}")
-    temperature = _real(params, "temperature", 1.0)
+    temperature = float(number(params, "temperature", 0, MOST_REAL, 1.0, REAL))
     if 0 < temperature < MIN_TEMPERATURE:
         raise ValueError(f"temperature must be 0, for the likeliest tokens, or >= {MIN_TEMPERATURE}")
     sampling = Sampling(
         temperature=temperature,
-        top_k=max(_whole(params, "top_k", -1, 2**31, -1), 0),
-        top_p=_real(params, "top_p", 1.0),
+        top_k=max(number(params, "top_k", -1, 2**31, -1), 0),
+        top_p=float(number(params, "top_p", 0, 1, 1.0, REAL)),
         max_tokens=most,
         stop=tuple(texts),
-        seed=_whole(params, "seed", -(2**63), 2**64, 0),
+        seed=number(params, "seed", -(2**63), 2**64, 0),
     )
     if body.get("prompt_alt_tokens_k"):
         raise ValueError("prompt_alt_tokens_k must be 0: drawn alternatives of a prompt are not served")
     if body.get("record_stability_info"):
         raise ValueError("record_stability_info must be false: take loss_fn=importance_sampling in its place")
-    last = body.get("prompt_logprobs_last_n")
     return SampleRequest(
         prompt_ids=prompt,
         num_samples=count,
@@ -198,8 +203,8 @@ def read_sample(body: Mapping[str, Any], limits: ServiceLimits, room: int) -> Sa
         stop_ids=frozenset(ids) if stop is not None and not texts else None,
         is_seeded=params.get("seed") is not None,
         prompt_logprobs=bool(body.get("prompt_logprobs")),
-        last_n=None if last is None else _whole(body, "prompt_logprobs_last_n", 1, max(len(prompt), 1), 1),
-        topk_prompt=_whole(body, "topk_prompt_logprobs", 0, limits.top_k, 0),
+        last_n=number(body, "prompt_logprobs_last_n", 1, len(prompt), None),
+        topk_prompt=number(body, "topk_prompt_logprobs", 0, limits.top_k, 0),
         topk_sample=topk_sample,
         targets=_targets(body.get("target_prompt_logprobs"), len(prompt), limits),
     )
@@ -234,22 +239,6 @@ def _targets(found: Any, length: int, limits: ServiceLimits) -> Array | None:
     if shape[0] != length - 1 or not 1 <= shape[1] <= limits.top_k or len(data) != shape[0] * shape[1]:
         raise ValueError(f"target_prompt_logprobs must be [{length - 1}, K], got {str(shape)[:40]}")
     return np.array(data, np.int64).reshape(shape)
-
-
-def _whole(body: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
-    value = body.get(name)
-    value = default if value is None else value
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number in [{low}, {high}], got {str(value)[:40]}")
-    return value
-
-
-def _real(body: Mapping[str, Any], name: str, default: float) -> float:
-    value = body.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_REAL:
-        raise ValueError(f"{name} must be a number, got {str(value)[:40]}")
-    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +285,28 @@ def sample_result(
         raw = scores.targets.astype("<f4").tobytes()
         told["target_prompt_logprobs"] = {"dense": raw, "dtype": FLOAT32, "shape": scores.targets.shape}
     return encode("SampleResponse", told)
+
+
+def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
+    """Return a field of a body. RequestRefused for another type."""
+    value = body.get(name)
+    if value is None and default is not ...:
+        return default
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise RequestRefused(422, f"{name} must be {' or '.join(one.__name__ for one in kinds)}, got {str(value)[:40]}")
+    return value
+
+
+def number(body: Mapping[str, Any], name: str, low: float, high: float, default: Any = ..., kind: Any = int) -> Any:
+    """Return a number of a body within bounds. RequestRefused for another."""
+    value = field(body, name, kind, default)
+    if value is not None and not low <= value <= high:
+        raise RequestRefused(422, f"{name} must be in [{low}, {high}], got {str(value)[:40]}")
+    return value
+
+
+REAL = (int, float)
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
