@@ -40,21 +40,21 @@ def metadata_of(service: Service, body: Mapping[str, Any]) -> dict[str, Any] | N
     return found
 
 
-def known(table: Mapping[str, Kept], what: str, name: str, status: int = 404) -> Kept:
-    """Return what has a name. RequestRefused for an unknown one."""
+def find_named(table: Mapping[str, Kept], what: str, name: str, status: int = 404) -> Kept:
+    """Return an entry of a table. RequestRefused for an unknown name."""
     if name not in table:
         raise RequestRefused(status, f"there is no {what} {name[:100]} (any more)")
     return table[name]
 
 
 def model_of(service: Service, body: Mapping[str, Any]) -> HostedModel:
-    return known(service.ledger.models, "model", field(body, "model_id", str))
+    return find_named(service.ledger.models, "model", field(body, "model_id", str))
 
 
 def session_of(service: Service, body: Mapping[str, Any]) -> str:
     """Return a session that has room for a name more. RequestRefused."""
     name: str = field(body, "session_id", str)
-    known(service.ledger.sessions, "session", name)
+    find_named(service.ledger.sessions, "session", name)
     if sum(one.header["session"] == name for one in service.ledger.owners()) >= service.limits.names:
         raise RequestRefused(429, f"a session has at most {service.limits.names} models and samplers")
     return name

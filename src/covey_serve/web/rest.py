@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from covey_serve.service import Service
 from covey_serve.store.checkpoints import EXPIRES, describe, utc
 from covey_serve.store.ledger import HostedModel
-from covey_serve.web.calls import Content, Context, known, model_of
+from covey_serve.web.calls import Content, Context, find_named, model_of
 from covey_serve.wire.messages import field, number
 
 
@@ -85,7 +85,7 @@ def weights_info(context: Context) -> Content:
 
 def get_session(context: Context) -> Content:
     service, name = context.service, context.names["session"]
-    metadata = known(service.ledger.sessions, "session", name).header["metadata"]
+    metadata = find_named(service.ledger.sessions, "session", name).header["metadata"]
     tables = (service.ledger.models, service.ledger.samplers)
     models, samplers = ([one.id for one in table.values() if one.header["session"] == name] for table in tables)
     return {"training_run_ids": models, "sampler_ids": samplers, "user_metadata": metadata}

@@ -15,7 +15,7 @@ from covey_serve.service import Service, sampler_header
 from covey_serve.store.checkpoints import NAME
 from covey_serve.store.ledger import CREATED, HostedModel, Promise, model_header
 from covey_serve.web import rest
-from covey_serve.web.calls import Content, Context, Handler, base_of, known, metadata_of, model_of, session_of
+from covey_serve.web.calls import Content, Context, Handler, base_of, find_named, metadata_of, model_of, session_of
 from covey_serve.web.server import HttpAnswer, HttpCall
 from covey_serve.wire.messages import MOST_REAL, REAL, field, number, read_place
 
@@ -69,7 +69,9 @@ def create_session(context: Context) -> Content:
 
 
 def heartbeat(context: Context) -> Content:
-    known(context.service.ledger.sessions, "session", field(context.body, "session_id", str), 410).seen = time.time()
+    find_named(
+        context.service.ledger.sessions, "session", field(context.body, "session_id", str), 410
+    ).seen = time.time()
     return {"type": "session_heartbeat"}
 
 
@@ -204,13 +206,13 @@ def create_sampling_session(context: Context) -> Content:
 
 
 def get_sampler(context: Context) -> Content:
-    sampler = known(context.service.ledger.samplers, "sampler", context.names["sampler"])
+    sampler = find_named(context.service.ledger.samplers, "sampler", context.names["sampler"])
     return {"sampler_id": sampler.id, "base_model": sampler.shape.base, "model_path": sampler.header["path"]}
 
 
 def asample(context: Context) -> Content:
     service, body = context.service, context.body
-    sampler = known(service.ledger.samplers, "sampler", field(body, "sampling_session_id", str))
+    sampler = find_named(service.ledger.samplers, "sampler", field(body, "sampling_session_id", str))
     seq = number(body, "seq_id", 0, 2**63 - 1)
     count = number(body, "num_samples", 1, service.limits.samples, 1)
     field(body, "sampling_params", dict, None)
