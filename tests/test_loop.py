@@ -456,7 +456,7 @@ def test_a_reward_that_fails_always_stops_the_run_with_its_reason(
     with pytest.raises(RunStopped, match=r"^none of 8 completions could be scored: no route to the judge$"):
         run(tmp_path)
     assert summary_of(tmp_path)["status"] == "failed"
-    assert summary_of(tmp_path)["before"] is not None
+    assert summary_of(tmp_path)["before"] is None  # the first step's answers come before the evaluation
 
 
 # ------------------------------------------------------------------------------------------------ presets

@@ -148,25 +148,37 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         # Evaluate before the first step, once there is a sampler, and where a signal came during one that was due.
         stages.await_samplers(run, record)
         evaluation_is_due = is_due(first - 1, config.evaluation.every, run.config.num_steps)
-        if first == 0 or (evaluation_is_due and record.evaluated_at != first):
+        record.write_behind()
+        evaluates = first == 0 or (evaluation_is_due and record.evaluated_at != first)
+        evaluates_late = first == 0 and stages.may_answer_first(run, record)
+        if evaluates and not evaluates_late:
             evaluate_and_log(run, record, step=first)
         if checkpoint is not None:  # not before: a run that cannot be built keeps the settings it had
             collectives.run_on_rank0(lambda: log_setting_changes(run.config, output_dir, checkpoint, prompts))
         stages.stop_with_cluster(run, ending)
-        train_steps(run, record, first, stopper)
+        train_steps(run, record, first, stopper, evaluates_late=evaluates_late)
     collectives.run_on_rank0(lambda: None)  # no rank reads the folder before rank 0 has written the summary
 
 
-def train_steps(run: Run, record: RunRecorder, first: int, stopper: Stopper) -> None:
+def train_steps(run: Run, record: RunRecorder, first: int, stopper: Stopper, *, evaluates_late: bool = False) -> None:
     """Train from step `first` to the last, evaluating and saving in between.
 
-    A signal or the loss of the cluster saves the last finished step, then it is raised. A callback may end it earlier.
+    The evaluation before training comes after the first step's answers if it is late. A signal or the loss of the
+    cluster saves the last finished step, then it is raised. A callback may end it earlier.
     """
     config, finished, heap = run.config, snapshot(run, record, step=first), Heap()
+
+    def settle() -> None:
+        """Finish what belongs to the weights that the update will change."""
+        with record.outside_of_steps():
+            record.settle()
+            if evaluates_late and record.evaluated_at < 0:
+                evaluate_and_log(run, record, step=0)
+
     try:
         for step in range(first, first if ends_early(record, first) else config.num_steps):
             began = time.perf_counter()
-            stepped = train_step(run, step, stopper)
+            stepped = train_step(run, step, stopper, settle)
             with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
                 record.log_step(step, stepped)
             finished = snapshot(run, record, step=step + 1)
@@ -191,6 +203,7 @@ def train_steps(run: Run, record: RunRecorder, first: int, stopper: Stopper) -> 
         stopper.hold()  # a signal must not interrupt the save that follows
         if isinstance(ended, ClusterLost) and collectives.world_size() > 1:  # the other ranks are lost with it
             raise
+        record.settle()
         # Writing a step again would first delete the good checkpoint of that step.
         if finished["step"] > max(first, record.saved_step):
             record.save(checkpoint_state(run, finished), needed=True)
@@ -205,9 +218,10 @@ def ends_early(record: RunRecorder, num_steps: int) -> bool:
     return ends
 
 
-def train_step(run: Run, step: int, stopper: Stopper) -> StepResult:
-    """Take groups, update on them, publish; return the record."""
+def train_step(run: Run, step: int, stopper: Stopper, settle: Callable[[], None] = lambda: None) -> StepResult:
+    """Take groups, settle what is due before an update, update, publish."""
     groups, dropped = take(run, step)
+    settle()
     stopper.release()
     return update(run, groups, dropped, step, stopper.hold)
 

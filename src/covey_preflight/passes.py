@@ -87,17 +87,20 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
 
 
 def measure(trainer: Trainer, shape: BatchShape, free: int) -> list[MemorySample]:
-    """Measure two small micro-batches, then the largest if affordable.
+    """Measure one or two small micro-batches, then the largest if affordable.
 
-    The small ones are there twice: beside the gradients of the first, the second takes more with every token. Alone, a
-    few tokens take less than the gradients that they end with, which would say nothing of many.
+    One suffices where the largest fits as if all bytes of it but gradients grew with the tokens. The small ones are
+    there twice: beside the gradients of the first, the second takes more with every token. Alone, a few tokens take
+    less than the gradients that they end with, which would say nothing of many.
     """
     work = 6.0 * sum(parameter.numel() for parameter in trainer.policy.model.parameters())
     small = int(min(MEASURED_TOKENS, max(MIN_TOKENS, WORK.get(trainer.policy.device.type, WORK["cpu"]) / work)))
     if shape.num_tokens <= small:
         return [measure_pass(trainer, shape, shape.num_tokens)]
     short = replace(_cut(shape, small // 2), several=True)
-    points = [measure_pass(trainer, short, size) for size in (small // 2, small)]
+    points = [measure_pass(trainer, short, small)]
+    if any(collectives.all_gather(bytes_of(points, shape.num_tokens) > free)):
+        points.insert(0, measure_pass(trainer, short, small // 2))
     seconds = points[-1].seconds * shape.num_tokens / points[-1].num_tokens / (1 if shape.several else 2)
     worthwhile = seconds <= MAX_SECONDS and bytes_of(points, shape.num_tokens) <= free / 2
     if all(collectives.all_gather(worthwhile)):  # decided by all ranks together: a pass is collective
@@ -183,11 +186,12 @@ def fitting_tokens(points: Sequence[MemorySample], free: int) -> int:
 def slope(points: Sequence[MemorySample]) -> float:
     """Return the bytes per token.
 
-    From two it is that of the faster line: with the gradients, or without.
+    From one it is at most that of all but gradients. From two it is that of the faster line: with
+    the gradients, or without.
     """
     *before, last = points
     if not before or before[-1].num_tokens == last.num_tokens:
-        return max(1.0, last.num_bytes / last.num_tokens)
+        return max(1.0, (last.beside_weights or last.num_bytes) / last.num_tokens)
     more = max(last.num_bytes - before[-1].num_bytes, last.beside_weights - before[-1].beside_weights)
     return max(1.0, more / (last.num_tokens - before[-1].num_tokens))
 

@@ -87,26 +87,36 @@ def _beyond(gaps: Mapping[str, Tensor], limit: float) -> list[str]:
 
 
 def explained_error(
-    typed: float | None, policy: Policy, rows: Sequence[Sequence[Row]], sampling: Sampling, error: float, limit: float
+    typed: float | None,
+    policy: Policy,
+    rows: Sequence[Sequence[Row]],
+    sampling: Sampling,
+    error: float,
+    limit: float,
+    known: Sequence[Tensor] | None = None,
 ) -> float:
     """Return a gradient's largest relative error: `limit`, or explained rounding.
 
-    Transformers is measured only beyond the limit, and not where the settings name a tolerance. Collective, with equal
-    rows and error.
+    Transformers is measured only beyond the limit, and not where the settings name a tolerance. `known` is its gradient
+    in float32. Collective, with equal rows and error.
     """
     if not error > limit or typed:
         return limit
     flat = [row for group in rows for row in group]
     times, most = (ROUNDINGS, MAX_EXPLAINED) if policy.computes_whole else (HALF_ROUNDINGS, MAX_HALF_EXPLAINED)
-    return max(limit, min(most, times * gradient_rounding(policy, flat, sampling)))
+    return max(limit, min(most, times * gradient_rounding(policy, flat, sampling, known)))
 
 
-def gradient_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
+def gradient_rounding(
+    policy: Policy, rows: Sequence[Row], sampling: Sampling, known: Sequence[Tensor] | None = None
+) -> float:
     """Return the relative rounding error of transformers' gradient of -A log pi."""
     with sharding.gather_weights(policy):
         plain = rounded_and_exact(policy)
         kept = allowed_tokens(plain[1], rows, sampling)
-        rounded, exact = (plain_gradient(policy, one, rows, sampling, kept) for one in plain)
+        exact = plain_gradient(policy, plain[1], rows, sampling, kept)
+        is_same = known is not None and policy.computes_whole and not sampling.filters
+        rounded = known if known and is_same else plain_gradient(policy, plain[0], rows, sampling, kept)
     apart = sum(square(left - right) for left, right in zip(rounded, exact, strict=True))
     size = sum(square(right) for right in exact)
     apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()

@@ -80,11 +80,11 @@ def check_slope(subject: PreflightContext) -> Check:
         compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
         flat = [row for group in rows for row in group]
         sampling = trainer_settings(config).sampling
-        error, slope_error = gradient_errors(policy, flat, sampling, trainer.loss_scale)
+        error, slope_error, wanted = gradient_errors(policy, flat, sampling, trainer.loss_scale)
         # Eager attention takes its softmax in float32, so float64 helps no further.
         default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
         limit = config.preflight.gradient_tolerance or default
-        limit = explained_error(config.preflight.gradient_tolerance, policy, rows, sampling, error, limit)
+        limit = explained_error(config.preflight.gradient_tolerance, policy, rows, sampling, error, limit, wanted)
     slope = f"differences of the loss do not settle in {MAX_HALVINGS} halvings of their step, and say nothing"
     if slope_error is not None:
         slope = f"{slope_error:.2g} against differences of the loss"
@@ -104,11 +104,12 @@ def check_slope(subject: PreflightContext) -> Check:
 
 def gradient_errors(
     policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float
-) -> tuple[float, float | None]:
-    """Return the relative errors of the trainer's gradient, `scale` times the loss's.
+) -> tuple[float, float | None, list[Tensor]]:
+    """Return relative errors of the trainer's gradient, and plain autograd's gradient.
 
-    The first is of all entries, by L2 norms, against plain autograd; the second along one direction, against
-    differences of the loss, None where these do not settle. Collective, with the same rows.
+    The trainer's is `scale` times the loss's. The first error is of all entries, by L2 norms, against that gradient;
+    the second along one direction, against differences of the loss, None where these do not settle. Collective, with
+    the same rows.
     """
     trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
     # Weights without a gradient are learnt with 0.
@@ -129,7 +130,7 @@ def gradient_errors(
         slope = _slope(_rise(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept)), step)
     errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
     apart = None if slope is None else abs(slope - expected) / max(abs(slope), abs(expected), TINY)
-    return _relative_error(errors), apart
+    return _relative_error(errors), apart, wanted
 
 
 def _unscale(gradient: Tensor, scale: float) -> Tensor:

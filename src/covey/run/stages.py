@@ -246,6 +246,16 @@ def evaluate_and_log(run: Run, record: RunRecorder, step: int) -> None:
         record.say(f"the policy after step {step} is the best so far and becomes the reference")
 
 
+def may_answer_first(run: Run, record: RunRecorder) -> bool:
+    """Return True if the first evaluation may follow the first step's answers.
+
+    Both are of the same weights, so training begins at once. Not where the evaluation may end the run, or where an
+    environment counts its verdicts.
+    """
+    counts = type(run.environment).metrics is not Environment.metrics
+    return record.behind.apart and not counts and not run.config.doctor.stop_on and run.config.num_steps > 0
+
+
 def is_best(scores: Sequence[float]) -> bool:
     """Return True if the last evaluation is the best."""
     *before, last = scores

@@ -234,6 +234,7 @@ def test_a_resumed_run_is_not_reported_as_ended(monkeypatch: pytest.MonkeyPatch)
 
     def look(record: RunRecorder, step: int, stepped: StepResult) -> None:
         log_step(record, step, stepped)
+        record.settle()
         said.append(verdict(read_run(folder))["text"].partition(",")[0])
 
     monkeypatch.setattr(RunRecorder, "log_step", look)

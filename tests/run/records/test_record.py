@@ -361,7 +361,7 @@ def test_before_and_after_are_the_first_and_last_evaluation(tmp_path: Path, monk
     # At 95 % the interval of a gain on two prompts is 1.6 wide at least, at 50 % 0.8 at most
     assert content["gain"]["accuracy"]["high"] - content["gain"]["accuracy"]["low"] < 0.8
     # Time
-    assert max(row["seconds"] for row in steps) < 100
+    assert max(row["seconds"] for row in steps) < 200  # a checkpoint is written beside the next step
     assert content["seconds"] > 3300
     assert content["tokens_per_second"] == pytest.approx(content["tokens"] / sum(row["seconds"] for row in steps))
     # The score of a checkpoint is that of an evaluation after its own step

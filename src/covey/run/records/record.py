@@ -4,10 +4,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -67,6 +67,7 @@ from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.run.records.waits import make_watchdog, pulse_of
 from covey.run.versions import versions
 from covey.system import collectives
+from covey.system.behind import Behind
 from covey.system.disk import WriteError, catch_write_errors, sync
 from covey.system.jsonl import JsonlWriter, write_json
 from covey.system.lookup import resolve
@@ -90,6 +91,9 @@ class RunRecorder:
         disable_progress_bar()
         self.watchdog = make_watchdog(config.timeouts, folder)
         self.timer = PhaseTimer(watchdog=self.watchdog)
+        self.behind = Behind()
+        """Writes rows and checkpoints while weights stay as they are; `settle` before they change."""
+        self._is_heard = bool(callbacks or config.output.callbacks)
         self._config = config
         self.folder = folder
         self.callbacks = Callbacks((*make_callbacks(config, self.say), *callbacks))
@@ -143,6 +147,7 @@ class RunRecorder:
             ):
                 if part is not None:
                     closing.callback(part.close)
+            closing.callback(self.behind.close)  # before the files
             self._pulse.__exit__()
             self._progress.close()
             try:
@@ -185,6 +190,28 @@ class RunRecorder:
         run.source.report_to(self.folder / STATUS)
         self.callbacks.start(run, self.folder)
 
+    def write_behind(self) -> None:
+        """Write each step's rows while the next is sampled.
+
+        `settle` comes before its update.
+        """
+        run = self.run
+        # Other ranks would wait for this one; a GPU that captures a graph bears no other thread; callbacks see files
+        is_alone = collectives.world_size() == 1 and run.policy.device.type == "cpu"
+        self.behind.apart = is_alone and not run.config.streaming and not self._is_heard
+
+    def settle(self) -> None:
+        """Wait for the rows and checkpoint of the steps before. WriteError."""
+        with self.watchdog.deadline("the logs to be written", "timeouts.saving"):
+            self.behind.settle()
+
+    @contextmanager
+    def outside_of_steps(self) -> Iterator[None]:
+        """Leave what is done inside out of a step's seconds."""
+        began, step_started = time.monotonic(), self._step_started
+        yield
+        self._step_started = step_started + time.monotonic() - began
+
     def log_step(self, step: int, stepped: StepResult) -> None:
         """Log a finished step."""
         self._get_under_way()
@@ -213,17 +240,24 @@ class RunRecorder:
             row |= fill_metrics(groups, credit, row)
         self._samplers.add(row)
         self.callbacks.step(step + 1, row)
-        self._tracker.log(step + 1, row)
-        self._log_schedule(step + 1)
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
         self._progress.update(step + 1, row)
-        self._rollouts(step + 1, stepped)
-        if self._traces is not None:
-            self._traces.step(step + 1, groups, credit, dropped)
-            self._proof.step(step + 1, groups)
+        self.behind.do(partial(self._write_step, step + 1, stepped, row, self.run.source.take_schedule()))
+        if self._config.output.show_rollouts:
+            self.behind.settle()
         if metrics["num_rollouts_trained"] == 0:
             self.say(f"step {step + 1}: no signal, {why_no_signal(row, credit)}; no update")
         self._step_started = time.monotonic()
+
+    def _write_step(self, step: int, stepped: StepResult, row: Row, schedule: Mapping[str, Any]) -> None:
+        self._tracker.log(step, row)
+        if schedule:
+            self._schedule = self._schedule or JsonlWriter(self.folder / SCHEDULE, wait=self._goes_on)
+            self._schedule.write({"step": step, **schedule})
+        self._rollouts(step, stepped)
+        if self._traces is not None:
+            self._traces.step(step, stepped.groups, stepped.credit, stepped.dropped)
+            self._proof.step(step, stepped.groups)
 
     def _get_under_way(self) -> None:
         """Delete the previous end of the run when it is resumed."""
@@ -231,12 +265,6 @@ class RunRecorder:
             with suppress(OSError):  # the last word is written over it
                 (self.folder / SUMMARY).unlink(missing_ok=True)
         self._is_as_left = False
-
-    def _log_schedule(self, step: int) -> None:
-        """Write which groups made a step, unless the settings say so."""
-        if schedule := self.run.source.take_schedule():
-            self._schedule = self._schedule or JsonlWriter(self.folder / SCHEDULE, wait=self._goes_on)
-            self._schedule.write({"step": step, **schedule})
 
     def _rollouts(self, step: int, stepped: StepResult) -> None:
         output, credit = self._config.output, stepped.credit
@@ -268,6 +296,7 @@ class RunRecorder:
 
     def evaluation(self, step: int, answers: Answers) -> None:
         """Measure and log answers to the held-out prompts."""
+        self.settle()
         self._get_under_way()
         settings = self._config.evaluation
         found = evaluation_of(answers, settings)
@@ -320,20 +349,30 @@ class RunRecorder:
     def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
         """Save a checkpoint of the policy with the state to resume.
 
-        Its score is that of the evaluation after that step. WriteError where it is `needed` or the run must stop.
+        Its score is that of the evaluation after that step. One that is not `needed` may be written while the next step
+        is sampled. WriteError where it is `needed` or the run must stop.
         """
         policy = self.run.policy
         with self.watchdog.deadline(f"the checkpoint of step {state['step']} to be written", "timeouts.saving"):
             weights = sharding.full_state_dict(policy.model) if policy.sharded else None
-            if collectives.run_on_rank0(lambda: self._save(state, weights, needed)):
-                self.saved_step = state["step"]
-                if self.journal is not None:
-                    self.journal.forget_before(self.saved_step)
-                self.callbacks.save(state["step"], self.checkpoints)
-        self._step_started = self.saved_at = time.monotonic()
+            facts = self._facts(state)
+            write = partial(self._save, state, facts, weights, needed)
+            self.behind.do(lambda: self._note_saved(state["step"], collectives.run_on_rank0(write)))
+            if needed:
+                self.behind.settle()
+        if needed or not self.behind.apart:
+            self._step_started = time.monotonic()
 
-    def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
-        """Write rank 0's part; return False where the disk refused it."""
+    def _note_saved(self, step: int, is_saved: bool) -> None:
+        if is_saved:
+            self.saved_step = step
+            if self.journal is not None:
+                self.journal.forget_before(step)
+            self.callbacks.save(step, self.checkpoints)
+        self.saved_at = time.monotonic()
+
+    def _facts(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a manifest's facts of the run."""
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         facts |= {"code": code} if (code := code_hashes(self.run.policy.causal_lm)) else {}
@@ -343,6 +382,12 @@ class RunRecorder:
         if state["record"]["evaluated_at"] == state["step"]:
             score = evaluation_from(state["record"]["evaluations"][-1]).score
             facts["score"] = -1e30 if math.isnan(score) else score  # JSON has no NaN, and any score is better
+        return facts
+
+    def _save(
+        self, state: Mapping[str, Any], facts: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool
+    ) -> bool:
+        """Write rank 0's part; return False where the disk refused it."""
         # Rows reach the disk before the checkpoint that counts on them
         self._sync_rows()
         if self.saved_step and not complete_checkpoints(self.checkpoints):
