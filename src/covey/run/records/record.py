@@ -195,7 +195,7 @@ class RunRecorder:
 
         `settle` comes before its update.
         """
-        run = self.run
+        run, self._step_started = self.run, time.monotonic()
         # Other ranks would wait for this one; a GPU that captures a graph bears no other thread; callbacks see files
         is_alone = collectives.world_size() == 1 and run.policy.device.type == "cpu"
         self.behind.apart = is_alone and not run.config.streaming and not self._is_heard
