@@ -71,7 +71,8 @@ SLIPS: list[tuple[list[str], str]] = [
     (["--config-dir", "conf", "recipe=forgot"],
      "recipe is no section of settings in recipe/forgot.yaml; begin the file with the line `# "
      "@package _global_`"),
-    *((word, "unknown setting " + word[0].partition("=")[0] + "; did you mean hydra.run.dir?")
+    *((word, "unknown setting " + word[0].partition("=")[0] + "; did you mean hydra.run.dir=FOLDER, which names the "
+       "run's folder?")
       for word in (["output.folder=x"], ["output.path=x"], ["folder=x"])),
     (["output_dir=x"], "output_dir=x is hydra.run.dir=x here"),
     (["--output_dir", "x"], 'no flag "--output_dir"; output_dir=x is hydra.run.dir=x here; see `covey train --help`'),
@@ -123,7 +124,16 @@ SLIPS: list[tuple[list[str], str]] = [
     (["dataset=org/rows"],
      "dataset=org/rows is no setting here (there is one for gsm8k, ifeval, math, countdown; other rows are "
      "data.path=NAME)"),
-    (["output.name=x"], "unknown setting output.name; did you mean hydra.run.dir?"),
+    (["teacher_model_name_or_path=x"], "teacher_model_name_or_path=x is algorithm.teacher=x here (of the policy's "
+     "tokens; algorithm.reward_weight=0 trains by it alone)"),
+    (["distillation.teacher_model.model_path=x"],
+     "distillation.teacher_model.model_path=x is algorithm.teacher=x here (of the policy's tokens)"),
+    (["teacher.model_name=x"], "unknown setting teacher.model_name; did you mean algorithm.teacher?"),
+    (["model_path=x"], "unknown setting model_path; did you mean model.name?"),
+    (["distillation.enabled=true"], "distillation.enabled=true is no setting here (algorithm.teacher=MODEL has a "
+     "teacher; algorithm.teacher_term, teacher_options and reward_weight say how it teaches)"),
+    (["output.name=x"],
+     "unknown setting output.name; did you mean hydra.run.dir=FOLDER, which names the run's folder?"),
     (["-c", "run.yaml"], "-c must be one of job, hydra, all, got run.yaml; a file is --config run.yaml"),
     (["--cfg=run.yaml"], "--cfg must be one of job, hydra, all, got run.yaml; a file is --config run.yaml"),
     (["optimizer=null"], 'optimizer has no choice "null"; choices: adamw, adamw8bit, sgd'),

@@ -445,7 +445,7 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         ),
         (
             ["algorithm.teacher_model=self"],
-            "unknown setting algorithm.teacher_model; did you mean algorithm.teacher or algorithm.teacher_coef?",
+            "unknown setting algorithm.teacher_model; did you mean algorithm.teacher?",
         ),
         (
             [*SHOWN, "algorithm.teacher_template='{text} {answer}'"],

@@ -271,6 +271,17 @@ def test_what_the_command_does_not_name_is_still_to_be_named(words: list[str], s
     assert missing_settings(translate(words).words) == said
 
 
+def test_teachers_of_trl_and_verl_are_coveys() -> None:
+    of_trl = translate(["trl", "grpo", "--teacher_model_name_or_path", "T", "--beta", "0.04"])
+    assert "algorithm.teacher=T" in of_trl.words.values()
+    assert not any("nothing like it" in note for note in of_trl.notes)
+    verl = ["python", "-m", "verl.trainer.main_ppo", "distillation.enabled=True"]
+    verl += ["distillation.teacher_models.teacher_model.model_path=T", "distillation.distillation_loss.topk=64"]
+    found = translate([*verl, "distillation.distillation_loss.use_task_rewards=False"])
+    assert {"algorithm.teacher=T", "algorithm.reward_weight=0"} <= {*found.words.values()}
+    assert "model.name" not in found.words
+
+
 def test_a_command_of_torchrl_keeps_what_is_called_alike() -> None:
     words = shlex.split(
         "VLLM_USE_V1=0 python grpo-async.py mode=async --config-name grpo_ifeval inference_model.num_devices=2 "

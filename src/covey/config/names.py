@@ -23,7 +23,9 @@ def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
     """
     section, _, leaf = name.rpartition(".")
     if name == "output.path" or (leaf in RUN_FOLDER and section in ("", "output")):
-        return ["hydra.run.dir"]
+        return [RUN_DIR]
+    if any(part == "teacher" or other_names().get(part) == TEACHER for part in section.split(".")):
+        return list(TEACHER)
     own = other_names().get(leaf) or _by_letters().get(_letters(leaf), ())
     here = [f"{section}.{other.rpartition('.')[2]}" for other in own if "=" not in other]
     return [other for other in here if other in known] or list(own)
@@ -61,9 +63,11 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     names = same[:1] or named_elsewhere(name, known) or nearest(name, known)
     if not names and (alike := difflib.get_close_matches(name.rpartition(".")[2], other_names(), n=1, cutoff=0.85)):
         names = named_elsewhere(alike[0], known)
-    return f"; did you mean {' or '.join(names)}?" if names else ""
+    said = "hydra.run.dir=FOLDER, which names the run's folder" if names == [RUN_DIR] else " or ".join(names)
+    return f"; did you mean {said}?" if names else ""
 
 
+RUN_DIR = "hydra.run.dir"
 RUN_FOLDER = (
     *("dir", "folder", "log_dir", "logdir", "out", "out_dir", "output_dir", "output_folder", "run", "run_dir"),
     *("run_folder", "save_dir", "name", "output_path"),
@@ -71,6 +75,7 @@ RUN_FOLDER = (
 """Names that people type for the folder of a run, which Hydra makes."""
 
 
+TEACHER = ("algorithm.teacher",)
 CLIP_RANGE = ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high")
 
 

@@ -16,7 +16,10 @@ from covey_trl.translation.counterparts import Decision, System, Translation, sy
 
 SYSTEMS = ("words", "torchrl", "verl", "openrlhf", "prime_rl")
 """A file each. The first that has a name counts."""
-AMBIGUOUS = {"num_devices", "enabled", "r", "n", "name", "path", "type", "mode", "rank", "alpha", "interval", "enable"}
+AMBIGUOUS = {
+    *("num_devices", "enabled", "r", "n", "name", "path", "model_path", "type", "mode", "rank", "alpha", "interval"),
+    "enable",
+}
 """Last parts of names that are ambiguous without the parts before them."""
 FLAT = 3
 """Names without a section that tell a program."""
