@@ -133,6 +133,10 @@ class Reward:
     """Notes of the judge on this completion for rollouts.jsonl, by column: plain data, and no part of the verdict."""
 
 
+UNREWARDED = "taught_alone"
+"""The part of a reward that stands for none, where a teacher trains alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The system could not judge a completion: data, never a reward."""
@@ -228,6 +232,11 @@ class Group:
     @property
     def rewards(self) -> tuple[float, ...]:
         return tuple(r.reward.value for r in self.rollouts)
+
+    @property
+    def earned(self) -> tuple[float, ...]:
+        """Return the rewards that something gave: none where a teacher trains alone."""
+        return tuple(r.reward.value for r in self.rollouts if UNREWARDED not in r.reward.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,11 @@ def test_a_teacher_alone_needs_no_rewards(form: str, tmp_path: Path) -> None:
     kl = [row["teacher/kl"] for row in steps if "teacher/kl" in row]
     assert len(kl) == 2
     assert kl[0] != 0.0
-    assert all(row["reward/mean"] == 0.0 for row in steps if "reward/mean" in row)
+    assert not any(name.startswith("reward/") for row in steps for name in row)
+    assert {row["sampled_reward_mean"] for row in steps if row["kind"] == "train"} == {None}
+    rows = [json.loads(line) for line in (result.folder / "rollouts.jsonl").read_text().splitlines()]
+    assert {row["reward"] for row in rows} == {None}
+    assert result.before is None or result.before.accuracy is None
     assert not all(torch.equal(before[name], value) for name, value in weights_of(policy).items())
 
 

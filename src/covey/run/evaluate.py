@@ -10,7 +10,7 @@ from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval,
 from covey.config.schema import EvaluationConfig
 from covey.environments.registry import known_class
 from covey.rollouts.source import GroupSource
-from covey.types import Group, Prompt, Sampling
+from covey.types import UNREWARDED, Group, Prompt, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ def measure(greedy: Sequence[Group], sampled: Sequence[Group], settings: Evaluat
     tells = tells_right(greedy, sampled, settings)
     correct = tuple(_is_correct(group, settings.correct_above) if tells else math.nan for group in greedy)
     judged = [value for value in correct if not math.isnan(value)]
-    rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)
-    bounds = bounds_of([reward for group in (*greedy, *sampled) for reward in group.rewards])
+    rewards = tuple(fmean(group.earned) if group.earned else math.nan for group in sampled)
+    bounds = bounds_of([reward for group in (*greedy, *sampled) for reward in group.earned])
     mean_parts = _mean_parts(sampled)
     found = Evaluation(
         accuracy=wilson(sum(judged), len(judged), settings.confidence) if tells else None,
@@ -174,9 +174,11 @@ def numbers_of(found: Evaluation) -> dict[str, float]:
 
 def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> bool:
     """Return True if rewards tell right answers."""
+    groups = (*greedy, *sampled)
+    if any(group.rollouts and not group.earned for group in groups):  # a teacher trains alone
+        return False
     if settings.correct_above != EvaluationConfig.correct_above:
         return True
-    groups = (*greedy, *sampled)
     return all(known_class(one.prompt.environment).knows_right or {*one.rewards} <= {0.0, 1.0} for one in groups)
 
 
@@ -185,7 +187,9 @@ def _drop_nan(values: Sequence[float]) -> list[float]:
 
 
 def _mean_parts(groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
-    names = dict.fromkeys(name for group in groups for r in group.rollouts for name in r.reward.parts)
+    names = dict.fromkeys(
+        name for group in groups for r in group.rollouts for name in r.reward.parts if name != UNREWARDED
+    )
 
     def mean(group: Group, name: str) -> float:
         found = [r.parts[name] for r in group.rollouts if name in r.parts]

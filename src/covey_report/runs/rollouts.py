@@ -41,7 +41,7 @@ def run_rollouts(words: Sequence[str]) -> None:
         )
     with as_written(asked.path):
         rows = chosen(list(rows_of(asked.path)), asked.step, asked.prompt_id)
-        rows.sort(key=lambda row: row["reward"], reverse=not asked.worst_first)
+        rows.sort(key=lambda row: row["reward"] or 0.0, reverse=not asked.worst_first)
         texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[: asked.number]]
     console = CleanConsole()
     for text in texts:

@@ -76,12 +76,14 @@ def print_answers(folder: Path, num_best: int, num_worst: int, console: Console)
     """
     with as_written(folder / EVALUATIONS):
         rows = last_answers(folder)
-        ordered = sorted(rows, key=lambda row: (not row.get("correct"), -row["reward"]))
+        is_told = any(row["reward"] is not None for row in rows)  # not where a teacher trains alone
+        ordered = sorted(rows, key=lambda row: (not row.get("correct"), -(row["reward"] or 0.0)))
         best = ordered[: min(num_best, len(ordered))]
-        wrong = [row for row in ordered[len(best) :] if not row.get("correct", row["reward"] >= ordered[0]["reward"])]
+        rest = ordered[len(best) :] if is_told else []
+        wrong = [row for row in rest if not row.get("correct", row["reward"] >= ordered[0]["reward"])]
         worst = wrong[max(0, len(wrong) - num_worst) :][::-1]
         of = f"of {len(rows)} kept, step {rows[0]['step']}" if rows else ""
-        for title, chosen in (("best answers", best), ("worst answers", worst)):
+        for title, chosen in (("best answers" if is_told else "answers", best), ("worst answers", worst)):
             texts = [as_text(row) for row in chosen]
             if texts:
                 console.print(Text(f"\n{title} ({of})", "italic"))

@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from covey.algorithm.intervals import FEW_PROMPTS
-from covey.run.folder import CONFIG, UNTIMED
+from covey.run.folder import CONFIG, METRICS, UNTIMED
+from covey.run.records.terminal import GAP
+from covey.system.jsonl import read_rows
 from covey.system.text.escaping import escape
 from covey.system.text.format import duration, memory, number_of, percent
 from covey_report.runs.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
@@ -38,10 +40,18 @@ def relative(folder: Path) -> str:
 def render(content: Mapping[str, Any], folder: Path) -> Group:
     """Build the tables: before and after, phases, totals, and files in `folder`."""
     parts: list[RenderableType] = []
-    if content["before"] or content["after"]:
+    looks = [look for look in (content["before"], content["after"]) if look]
+    if any(is_number(look["reward_mean"]["value"]) for look in looks):
         parts += _add_title(_evaluation_title(content), before_after(content))
     parts += _add_title(f"{duration(content['seconds'])} in all", phase_table(content))
+    parts += [Text(f"\n{line}") for line in teacher_lines(folder)]
     return Group(*parts, Text(""), totals(content), *doctor_lines(content, folder), files(folder))
+
+
+def teacher_lines(folder: Path) -> list[str]:
+    """Describe how far the policy is from its teacher, first and last."""
+    gaps = [row[GAP] for row in read_rows(folder / METRICS) if is_number(row.get(GAP))]
+    return [f"{GAP} {gaps[0]:.4g} at the first step, {gaps[-1]:.4g} at the last"] if gaps else []
 
 
 def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:

@@ -18,6 +18,7 @@ from covey.run.records.terminal import (
     details_of,
     evaluation_line,
     make_progress,
+    number_cells,
     sparkline,
     time_left,
 )
@@ -274,3 +275,10 @@ def test_a_notebooks_curve_omits_a_nan_reward() -> None:
     for step, reward in enumerate((math.nan, 0.25, math.inf, 0.5), start=1):
         progress.update(step, {"sampled_reward_mean": reward})
     assert 'points="2.0,58.0 358.0,2.0"' in progress.html()
+
+
+def test_a_step_of_a_teacher_alone_shows_its_gap_and_no_reward() -> None:
+    alone = {"sampled_reward_mean": None, "loss": 0.25, "teacher/kl": 0.2683}
+    assert number_cells(alone) == ["loss 0.25", "teacher/kl 0.2683"]
+    assert number_cells(alone | {"sampled_reward_mean": 0.5})[0] == "reward 0.500"
+    assert evaluation_line(2, {"reward_mean": math.nan}) == "step 2 evaluated: no rewards"

@@ -26,7 +26,7 @@ def build_reward_functions(
     Without functions a teacher trains alone, and every answer has the reward 0.
     """
     given = run.rewards if rewards is None else rewards
-    functions = reward_functions(given or ([zero] if run.algorithm.teacher else []), run.reward_weights)
+    functions = reward_functions(given or ([taught_alone] if run.algorithm.teacher else []), run.reward_weights)
     data = run.data
     prompts = PromptFormat(data.prompt_column, data.answer_column, data.prefill)
     how_to_read = replace(row_settings(run.data, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
@@ -56,8 +56,8 @@ def build_judged(
     return build_reward_functions(settings, run, functions, rows_in_memory)
 
 
-def zero(completions: Sequence[Any], **columns: Any) -> list[float]:
-    """Return 0 for every answer, where a teacher trains alone."""
+def taught_alone(completions: Sequence[Any], **columns: Any) -> list[float]:
+    """Return 0 for every answer, which stands for no reward (`types.UNREWARDED`)."""
     return [0.0] * len(completions)
 
 

@@ -82,7 +82,7 @@ def _content(message: Mapping[str, Any]) -> str:
 def describe_reward(row: Mapping[str, Any]) -> str:
     """Describe the answer's reward and end in one line."""
     parts = ", ".join(f"{escape(name)} {_number(value)}" for name, value in row["parts"].items())
-    facts = [f"reward {row['reward']:.3f}" + (f" ({parts})" if parts else "")]
+    facts = [] if row["reward"] is None else [f"reward {row['reward']:.3f}" + (f" ({parts})" if parts else "")]
     if row.get("advantage") is not None:
         facts.append(f"advantage {row['advantage']:+.2f}")
     if row.get("dropped") is not None:

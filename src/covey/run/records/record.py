@@ -77,6 +77,11 @@ from covey.system.waits.timer import PhaseTimer
 LOGGER = logging.getLogger(__name__)
 TRACES = "covey_report.traces.log:TraceLog"
 """Writes the report's rows on groups and tokens; the core imports nothing of that package."""
+OF_REWARDS = (
+    *("reward_mean", "reward_std", "mean_group_std", "zero_std_fraction", "all_correct_fraction", "all_wrong_fraction"),
+    "advantage_agreement",
+)
+"""Metrics of a step that rewards alone give."""
 PROOF = "covey_report.verify.proof:ProofLog"
 """Writes digests of each step, for `covey verify`."""
 
@@ -236,6 +241,8 @@ class RunRecorder:
         }
         if row["truncated_fraction"] == 1 and not (self.run.policy.stop_ids or self._config.sampling.stop):
             row["truncated_fraction"] = None  # nothing could end a completion
+        if row["sampled_reward_mean"] is None:  # a teacher alone, or nothing scored
+            row |= dict.fromkeys(OF_REWARDS)
         if self.run.policy.mask_id is not None:
             row |= fill_metrics(groups, credit, row)
         self._samplers.add(row)

@@ -12,7 +12,7 @@ from covey.rollouts.source import Dropped
 from covey.run.evaluate import Answers, Evaluation
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.format import timestamp
-from covey.types import Group, Prompt, Rollout, Turn
+from covey.types import UNREWARDED, Group, Prompt, Rollout, Turn
 
 COLUMN_CHARACTERS, COLUMNS_CHARACTERS = 1000, 4000
 """Most characters of one column of a prompt's row, and of all its columns together."""
@@ -142,8 +142,8 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
         "columns": bound_columns(prompt.columns),
         "completion": [dict(message) for message in rollout.messages] or rollout.text,
         "num_tokens": rollout.num_loss_tokens,
-        "reward": rollout.reward.value,
-        "parts": dict(rollout.reward.parts),
+        "reward": None if UNREWARDED in rollout.reward.parts else rollout.reward.value,
+        "parts": {name: value for name, value in rollout.reward.parts.items() if name != UNREWARDED},
         "finish_reason": rollout.finish_reason,
     }
     row |= episode_facts(rollout)

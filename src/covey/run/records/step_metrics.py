@@ -14,7 +14,7 @@ from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.system import collectives
 from covey.system.text.masking import mask
-from covey.types import Group, Rollout, StopReason
+from covey.types import UNREWARDED, Group, Rollout, StopReason
 
 T = TypeVar("T")
 Row = dict[str, float | None]
@@ -55,7 +55,7 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
     `dropped` are sampled groups that are not trained; `version` counts finished training steps.
     """
     facts = _of_all_ranks(_facts(groups))
-    sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.rewards])
+    sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.earned])
     num_groups, num_dropped = collectives.all_sum_ints(len(groups), len(dropped))
     lengths = [fact.num_tokens for fact in facts]
     row: Row = {
@@ -67,7 +67,7 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
         "num_groups_sampled": float(num_groups + num_dropped),
         "sampled_reward_mean": _mean(sampled),
     }
-    names = {name for fact in facts for name in fact.names}
+    names = {name for fact in facts for name in fact.names if name != UNREWARDED}
     parts = {name: values for name, values in _columns(fact.parts for fact in facts).items() if name in names}
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}

@@ -28,6 +28,7 @@ TREND_BLOCKS = 16
 """Blocks of the reward's spark line, which shows the whole run."""
 REWARD = "sampled_reward_mean"
 """Mean reward of all scored groups: of the trained ones alone it is middling by construction where a filter chose."""
+GAP = "teacher/kl"
 PART = "reward/"
 ROOMY = 16
 """Lines of a terminal that has room for one more line of the panel."""
@@ -247,9 +248,7 @@ class LiveProgress(Panel):
 
     def _numbers(self) -> Text:
         shown = Text(no_wrap=True, overflow="ellipsis")
-        for label, key, form in COLUMNS:
-            if key not in self._metrics:
-                continue
+        for label, key, form in columns_of(self._metrics):
             shown.append(f"{label} ", "dim").append(cell(form, self._metrics[key]), "cyan")
             if key == REWARD:
                 shown.append(" " + sparkline(average_bins(self._rewards, TREND_BLOCKS)), "cyan")
@@ -324,8 +323,8 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     'step 10 evaluated: accuracy 0.410  pass@8 0.720'
     """
     names = {name: name.replace("pass_at_", "pass@").replace("_", " ") for name in metrics}
-    cells = [f"{names[name]} {'-' if math.isnan(value) else f'{value:.3f}'}" for name, value in metrics.items()]
-    return f"step {step} evaluated: " + "  ".join(cells)
+    cells = [f"{names[name]} {value:.3f}" for name, value in metrics.items() if not math.isnan(value)]
+    return f"step {step} evaluated: " + ("  ".join(cells) or "no rewards")
 
 
 def time_left(seconds: float | None) -> str:
@@ -340,7 +339,13 @@ def _whole(seconds: float) -> str:
 
 def number_cells(metrics: Mapping[str, float | None]) -> list[str]:
     """Return the labelled numbers of a step."""
-    return [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
+    return [f"{label} {cell(form, metrics[key])}" for label, key, form in columns_of(metrics)]
+
+
+def columns_of(metrics: Mapping[str, float | None]) -> list[tuple[str, str, Callable[[float], str]]]:
+    """Return the columns that a step has: no reward where a teacher trains alone."""
+    is_taught_alone = GAP in metrics and metrics.get(REWARD) is None
+    return [one for one in COLUMNS if one[1] in metrics and not (is_taught_alone and one[1] == REWARD)]
 
 
 def cell(form: Callable[[float], str], value: float | None) -> str:
@@ -358,6 +363,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("level", "curriculum/level", "{:g}".format),
     ("loss", "loss", "{:.3g}".format),
     ("kl", "kl", _small),
+    (GAP, GAP, _small),
     ("entropy", "entropy", "{:.3f}".format),
     ("tokens/s", "tokens_per_second", "{:,.0f}".format),
 )
