@@ -20,8 +20,10 @@ from covey.system.jsonl import read_rows
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import number_of
 from covey_report.runs.folders import refuse_flags, run_folder_of
+from covey_report.verify.claims import claims_changed, not_covered, unchecked_rows
 from covey_report.verify.itself import ChangedFile, look_at_folder, read_proof
 from covey_report.verify.judge import CONFIRMED, DIFFERS, EXIT_CODES, UNKNOWN, Judgement, judge
+from covey_report.verify.order import rows_misplaced
 from covey_report.verify.plan import DrawnSteps, legs_of, make_plan, starts_of
 from covey_report.verify.summary import files_changed, read_summary, write_summary
 
@@ -84,7 +86,8 @@ def _number(flags: Mapping[str, str], name: str, default: int) -> int:
 def verify(asked: Asked) -> Judgement:
     """Verify a run, write the sealed summary, and say what was found."""
     proof = read_proof(asked.folder)
-    found = look_at_folder(asked.folder, proof)
+    found = [*rows_misplaced(asked.folder), *look_at_folder(asked.folder, proof)]
+    found += claims_changed(asked.folder, proof)
     for one in found:
         say(f"differs: {one.text}")
     if any(one.step is None for one in found):
@@ -129,7 +132,7 @@ def _compute(asked: Asked, plan: DrawnSteps, found: Sequence[ChangedFile], proof
         facts.setdefault("differences", []).extend(one.row() for one in outcome.differences)
     verdict = max(verdicts, key=lambda one: SEVERITY.index(one.word))
     if found:
-        verdict = Judgement(DIFFERS, verdict.reason if verdict.word == DIFFERS else "a log is not what the run wrote")
+        verdict = Judgement(DIFFERS, verdict.reason if verdict.word == DIFFERS else "a file is not what the run wrote")
     return _close(asked, verdict, found, facts | done)
 
 
@@ -143,8 +146,12 @@ def _close(asked: Asked, verdict: Judgement, found: Sequence[ChangedFile], facts
         for name in ("step", "evaluation", "checkpoint")
         if (own := facts.get(f"{name}s"))
     ]
-    say(f"{verdict.word}: {verdict.reason}" + (f"; the same: {', '.join(done)}" if done else ""))
-    content = {"verdict": verdict.word, "reason": verdict.reason, "found": [one.text for one in found], **facts}
+    unchecked, others = unchecked_rows(asked.folder, facts.get("steps", ())), not_covered(asked.folder)
+    told = verdict.reason + (f" ({unchecked})" if unchecked else "")
+    say(f"{verdict.word}: {told}" + (f"; the same: {', '.join(done)}" if done else ""))
+    say(f"not covered: {'; '.join(others)}")
+    content = {"verdict": verdict.word, "reason": told, "found": [one.text for one in found], **facts}
+    content["not_covered"] = others
     try:
         seal = write_summary(asked.out, asked.folder, content)
         say(f"summary: {asked.out} (sha256 {seal})")
@@ -171,10 +178,8 @@ def _again(asked: Asked, summary: Path) -> str:
 
 
 def _num_steps(folder: Path) -> int:
-    """Return the number of recorded steps. ValueError where some are missing."""
-    steps = [row["step"] for row in read_rows(folder / METRICS) if row.get("kind") == "train"]
-    if steps != list(range(1, len(steps) + 1)):
-        raise ValueError(f"{folder / METRICS} must have a row for each step from 1, got {len(steps)} rows")
+    """Return the number of recorded steps. ValueError for none."""
+    steps = {row["step"] for row in read_rows(folder / METRICS) if row.get("kind") == "train"}
     if not steps:
         raise ValueError(f"{folder} has no finished step to verify")
     return len(steps)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class ChangedFile:
 def read_proof(folder: Path) -> list[Row]:
     """Return the rows of proof.jsonl, if any. ValueError for a foreign format."""
     rows = list(read_rows(folder / PROOF))
-    if rows and rows[0].get("format") != FORMAT:
+    if rows and rows[0].get("format", FORMAT) != FORMAT:
         raise ValueError(f"{folder / PROOF} must have format {FORMAT}, got {str(rows[0].get('format'))[:20]}")
     return rows
 
@@ -116,23 +117,23 @@ def _others(names: Sequence[str]) -> str:
 
 def logs_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile]:
     """Yield the first changed lines of each log."""
-    marks = [row["logs"] for row in proof if "logs" in row]
     for name in LOGS:
-        of_log = [mark[name] for mark in marks if name in mark]
+        of_log = [(row["step"], *row["logs"][name]) for row in proof if name in row.get("logs", ())]
         if of_log and (found := first_change(folder / name, of_log)):
             yield found
         elif of_log:
-            yield from _find_added(folder, name, of_log[-1][0], max(row["step"] for row in proof))
+            yield from _find_added(folder, name, of_log[-1][1], max(row["step"] for row in proof))
 
 
 def first_change(path: Path, marks: Sequence[Sequence[Any]]) -> ChangedFile | None:
-    """Find the first lines that differ between two marks, [lines, digest] each."""
+    """Find the first lines that differ between two marks, (step, lines, digest) each."""
+    if not os.path.lexists(path):
+        return ChangedFile(f"{path.name} is missing, of which {PROOF} has digests", 0)
     lines = lines_of(path)
     digest, size = hashlib.sha256(), 0
-    for end, wanted in marks:
+    for step, end, wanted in marks:
         digest.update(b"".join(lines[size:end]))
         if len(lines) < end or digest.copy().hexdigest()[:DIGITS] != wanted:
-            step = _step_in(lines[size:end])
             places = f"line {size + 1}" if end <= size + 1 else f"one of lines {size + 1} to {end}"
             return ChangedFile(f"{path.name}: {places} (step {step}) is not what was written", step)
         size = max(size, end)
@@ -158,7 +159,9 @@ def _step_in(lines: Sequence[bytes]) -> int | None:
 def _find_added(folder: Path, name: str, size: int, last: int) -> Iterator[ChangedFile]:
     """Yield lines after the last mark, unless a kill explains them."""
     rest = lines_of(folder / name)[size:]
-    is_whole = (read_summary(folder) or {}).get("status") == "completed"
+    is_whole = False
+    with suppress(ValueError):  # a broken one is named elsewhere
+        is_whole = (read_summary(folder) or {}).get("status") == "completed"
     steps = [_step_in([line]) for line in rest]
     if rest and (is_whole or any(step is not None and step < last for step in steps)):
         yield ChangedFile(f"{name}: {number_of(len(steps), 'line')} at its end were not written by the run")

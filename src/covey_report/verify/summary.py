@@ -11,7 +11,8 @@ from typing import Any
 
 from covey.run.checkpoints.checkpoint import complete_checkpoints
 from covey.run.checkpoints.manifest import MANIFEST, MAX_BYTES, SEAL, digest_of_file, seal_text
-from covey.run.folder import CHANGES, CONFIG, ROWS
+from covey.run.folder import CHANGES, CONFIG, ROWS, VERSIONS
+from covey.run.folder import SUMMARY as CLAIMS
 from covey.system.disk import atomic_file, read_regular
 from covey.system.text.format import timestamp
 
@@ -19,11 +20,11 @@ FORMAT = 1
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of what a run claims: settings, logs, checkpoints.
+    """Return the SHA-256 of what a run claims: settings, logs, results, checkpoints.
 
     A checkpoint's is that of its manifest, which has those of its files.
     """
-    names = [CONFIG, CHANGES, *ROWS]
+    names = [CONFIG, CHANGES, CLAIMS, VERSIONS, *ROWS]
     names += [f"checkpoints/{path.name}/{MANIFEST}" for path in complete_checkpoints(folder / "checkpoints")]
     return {name: digest_of_file(folder / name) for name in names if (folder / name).is_file()}
 

@@ -248,12 +248,3 @@ def test_a_foreign_run_runs_no_code_of_its_own(run: Path) -> None:
     (run / "run.seal").unlink()
     with pytest.raises(ValueError, match="was not created by you here, and its settings run code"):
         run_verify([str(run)])
-
-
-def test_a_run_without_a_proof_is_compared_by_its_rows(run: Path, capsys: Capture) -> None:
-    (run / "proof.jsonl").unlink()
-    assert verified(run, capsys)[0] == 0
-    edit(run / "rollouts.jsonl", 5, lambda row: {"reward": row["reward"] + 1})
-    code, said = verified(run, capsys)
-    assert "differs at step 5: rollouts.jsonl: reward of answer 1" in said
-    assert code == 1
