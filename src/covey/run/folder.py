@@ -29,6 +29,8 @@ from covey.system.text.masking import CleanRecords, without
 CONFIG, CHANGES = "config.yaml", "changes.jsonl"
 """The settings that a run was begun with, and those that it was resumed with instead."""
 VERSIONS = "versions.json"
+FORMAT = 2
+"""Of run folders, in versions.json: from 2 on a run with `output.traces` has proof.jsonl."""
 LOCK, SUMMARY = "run.lock", "summary.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
 TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
@@ -238,7 +240,7 @@ def write_versions(folder: Path, secrets: tuple[str, ...] = ()) -> None:
     if "command" in earlier:
         before = earlier.get("earlier_commands")
         facts["earlier_commands"] = [*(before if isinstance(before, list) else []), earlier["command"]]
-    facts |= versions()
+    facts |= {"format": FORMAT, **versions()}
     write_json(folder / VERSIONS, facts)
 
 

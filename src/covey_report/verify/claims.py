@@ -11,7 +11,7 @@ from typing import Any
 
 from covey.algorithm.intervals import SHARE, bounds_of, mean_interval, wilson
 from covey.run.evaluate import Evaluation
-from covey.run.folder import CHANGES, CONFIG, MAX_BYTES, METRICS, PROOF, ROWS, SUMMARY, VERDICTS, VERSIONS
+from covey.run.folder import CHANGES, CONFIG, FORMAT, MAX_BYTES, METRICS, PROOF, ROWS, SUMMARY, VERDICTS, VERSIONS
 from covey.run.folder import read_summary as read_claims
 from covey.run.records.summary import comparable, describe, gains
 from covey.system.disk import as_written, read_regular
@@ -28,15 +28,11 @@ CLOSED = ("pass_at_k", "parts", "reward_parts")
 """Sections of a summary that have no other names than the rows."""
 VERIFIED = "verified"
 """Begin of the names of files that covey verify writes."""
-SINCE = "model.kernels"
-"""A setting that every version has which writes proof.jsonl."""
 
 
 def claims_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile]:
     """Yield what a folder claims and its rows do not say."""
     settings = settings_at(folder, LAST)
-    if not proof and SINCE in settings and settings.get("output.traces"):
-        yield ChangedFile(f"{PROOF} is missing, which a run of this version writes", 0)
     try:
         with as_written(folder / SUMMARY):
             claimed = read_claims(folder)
@@ -46,15 +42,17 @@ def claims_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile]:
                 what = f"{place.removesuffix('.value')} is {_short(said)}, its {source} say {_short(rows)}"
                 yield ChangedFile(f"{SUMMARY}: {what}", 0)
         with as_written(folder / VERSIONS):
-            yield from _versions_changed(folder, proof, (claimed or {}).get("versions", {}))
+            own = json.loads(read_regular(folder / VERSIONS, MAX_BYTES)) if (folder / VERSIONS).is_file() else {}
+            if not proof and own.get("format", 1) >= FORMAT and settings.get("output.traces"):
+                yield ChangedFile(f"{PROOF} is missing, which a run of this version writes", 0)
+            yield from _versions_changed(proof, {VERSIONS: own, SUMMARY: (claimed or {}).get("versions", {})})
     except ValueError as error:
         yield ChangedFile(str(error), 0)
 
 
-def _versions_changed(folder: Path, proof: Sequence[Row], of_summary: Row) -> Iterator[ChangedFile]:
-    own = json.loads(read_regular(folder / VERSIONS, MAX_BYTES)) if (folder / VERSIONS).is_file() else {}
+def _versions_changed(proof: Sequence[Row], claimed: Mapping[str, Row]) -> Iterator[ChangedFile]:
     began = [row["machine"] for row in proof if row.get("kind") == "begin"]
-    for file, versions in ((VERSIONS, own), (SUMMARY, of_summary)) if began else ():
+    for file, versions in claimed.items() if began else ():
         for name, value in versions.items():
             if name in began[-1] and value not in {one.get(name) for one in began}:
                 yield ChangedFile(f"{file}: {name} is {_short(value)}, {PROOF} says {_short(began[-1][name])}", 0)
@@ -139,11 +137,12 @@ def _estimates(found: Evaluation) -> dict[str, Any]:
 
 def _own(found: Row | None) -> dict[str, Any] | None:
     """Leave out parts, of which verdicts tell nothing."""
-    return found and {name: value for name, value in found.items() if name not in ("parts", "reward_parts")}
+    kept = (found or {}).items()
+    return {name: value for name, value in kept if name not in ("parts", "reward_parts")} or None
 
 
 def differ(claimed: Any, rows: Any, place: str) -> Found:
-    """Yield each place where a claim is not what rows say: (place, claim, rows).
+    """Yield claims that rows do not say, as (place, claim, rows).
 
     >>> list(differ({"after": {"accuracy": 0.53}}, {"after": {"accuracy": 0.23}}, ""))
     [('after.accuracy', 0.53, 0.23)]
@@ -174,7 +173,7 @@ def _short(value: Any) -> str:
 
 
 def unchecked_rows(folder: Path, computed: Sequence[int]) -> str:
-    """Say how many steps have neither a digest nor a recomputation, empty for none."""
+    """Count the steps without digest or recomputation, in words."""
     rows = list(read_rows(folder / PROOF))
     steps = {row["step"] for row in read_rows(folder / METRICS) if row.get("kind") == "train"}
     left = len(steps - {row["step"] for row in rows if row.get("kind") == "train"} - set(computed))
@@ -198,7 +197,7 @@ TOTALS: dict[str, tuple[str, Callable[[Row], int]]] = {
 }
 """Sums over steps: the column that they need, and how a row is counted."""
 PARTLY = {
-    "report.html": "report.html (made of the other files: covey report FOLDER makes it anew)",
+    "report.html": "report.html (made of the other files: covey report FOLDER makes it again)",
     SUMMARY: f"of {SUMMARY} status, notes, times, memory, environment, intervals and gains of parts of rewards",
     VERSIONS: f"of {VERSIONS} the commands",
     "run.seal": "run.seal (says who made the settings)",

@@ -126,7 +126,7 @@ def logs_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile]:
 
 
 def first_change(path: Path, marks: Sequence[Sequence[Any]]) -> ChangedFile | None:
-    """Find the first lines that differ between two marks, (step, lines, digest) each."""
+    """Find the first lines changed between marks of (step, lines, digest)."""
     if not os.path.lexists(path):
         return ChangedFile(f"{path.name} is missing, of which {PROOF} has digests", 0)
     lines = lines_of(path)

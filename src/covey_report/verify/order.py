@@ -20,8 +20,9 @@ def rows_misplaced(folder: Path) -> Iterator[ChangedFile]:
     """Yield steps without a row, with several, or out of order."""
     rows = {name: [(row["step"], row.get("kind")) for row in read_rows(folder / name)] for name in ROWS}
     steps = {pair: [step for step, kind in rows[pair[0]] if kind == pair[1]] for pair in ONE_EACH}
-    last = max((step for of_log in rows.values() for step, _ in of_log), default=0)
-    trained, evaluated, _, judged, proven = steps.values()
+    trained, evaluated, updated, judged, proven = steps.values()
+    is_trained = trained or updated or proven  # an evaluation alone has steps without training
+    last = max((step for of_log in rows.values() for step, _ in of_log), default=0) if is_trained else 0
     began = min((step for step, kind in rows[PROOF] if kind == "begin"), default=0)
     wanted = {
         (METRICS, "train"): range(1, last + 1),
