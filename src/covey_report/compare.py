@@ -32,6 +32,8 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     values = [(name, [_shown(run.settings.get(name)) for run in runs]) for name in settings]
     groups = groups_of(runs)
     together = _together([run.verdicts[-1] for run in runs if run.verdicts]) if len(groups) == 1 else None
+    if any(run.settings.get("served") for run in runs):
+        together = "models of a service, each its client's own: not compared"
     groups = [[place] for place in range(len(runs))] if together else groups
     labels = [names[first] + (f" and {number_of(len(more), 'more seed')}" if more else "") for first, *more in groups]
     base, *others = ([runs[place].verdicts[-1] for place in group if runs[place].verdicts] for group in groups)

@@ -47,6 +47,7 @@ class _Run:
             "model": {"name": shape.base, "lora_rank": shape.rank},
             "environment": {"name": str((model.header["metadata"] or {}).get("recipe", "tinker"))},
             "seed": model.header["seed"],
+            "served": True,
         }
         if not (folder / CONFIG).exists():
             (folder / CONFIG).write_text(yaml.safe_dump(settings), encoding="utf-8")

@@ -177,6 +177,17 @@ def test_the_verdict_says_whether_the_interval_holds_0(low: float, high: float, 
     assert (found["state"], found["badge"]) == (state, words)
 
 
+def test_a_pass_at_k_that_fell_is_said_beside_an_accuracy_that_did_not() -> None:
+    fell, same = {"value": -0.05, "low": -0.08, "high": -0.02}, {"value": 0.0, "low": -0.03, "high": 0.03}
+    for accuracy, said in ((-0.1, "pass@4 and pass@8 fell"), (0.1, "gain shown, pass@4 and pass@8 fell")):
+        found = summary(accuracy, 0.3)
+        found["gain"]["pass_at_k"] = {"1": same, "4": fell, "8": fell}
+        assert verdict(RunFiles(Path("run"), summary=found))["badge"] == said
+    few = summary(-0.1, 0.3)
+    few["gain"] |= {"pass_at_k": {"4": fell}, "num_prompts": 19}
+    assert verdict(RunFiles(Path("run"), summary=few))["badge"] == "too few to tell"
+
+
 def test_no_gain_of_fewer_than_20_prompts_is_shown_on_any_surface(tmp_path: Path) -> None:
     few = summary(0.1, 0.3)
     few["after"] = few["after"] | {"num_prompts": 19}

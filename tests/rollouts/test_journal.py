@@ -220,13 +220,16 @@ def test_the_journal_says_what_it_holds_and_how_many_seconds_are_lost(tmp_path: 
     os.utime(file, (last + 1.25, last + 1.25))
     journal = opened(tmp_path / "journal")
     journal.close()
-    told = "the journal holds 3 answers, and 0 of 1 groups whole: they are not sampled again; "
-    assert journal.found == told + "1.2 s of sampling are lost"
+    told = "the journal holds 3 answers, and {} of 1 groups whole (an evaluated prompt has two): they are not sampled "
+    told += "again; {} s of sampling are lost"
+    assert journal.found == told.format(0, 1.2)
     file = written(tmp_path / "ended")
     os.utime(file, (last + 50, last + 50))  # it trained meanwhile
     journal = opened(tmp_path / "ended")
     journal.close()
-    assert journal.found.endswith("and 1 of 1 groups whole: they are not sampled again; 0.0 s of sampling are lost")
+    assert journal.found.endswith(
+        "and 1 of 1 groups whole (an evaluated prompt has two): they are not sampled again; 0.0 s of sampling are lost"
+    )
 
 
 def test_what_a_checkpoint_holds_is_dropped(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from covey.run.folder import is_running
 from covey_report.logs.foreign import read_any
 from covey_report.runs.folders import run_folders
+from covey_report.runs.show import run_show
 from covey_report.text import as_lines
 
 from .served import cross_entropy, serving
@@ -13,7 +16,9 @@ from .served import cross_entropy, serving
 TEXTS = [cross_entropy([5, 9, 11, 3, 8]), cross_entropy([7, 2, 30])]
 
 
-def test_each_model_has_a_run_that_is_watched_while_it_trains(tmp_path: Path) -> None:
+def test_each_model_has_a_run_that_is_watched_while_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def run() -> tuple[list[Path], list[bool]]:
         async with serving(tmp_path) as client:
             await client.begin()
@@ -39,6 +44,10 @@ def test_each_model_has_a_run_that_is_watched_while_it_trains(tmp_path: Path) ->
     assert "Under way, or killed: step 3." in lines
     assert "loss" in lines
     assert "gradient norm" in lines
+    assert "models of a service, each its client's own: not compared" in lines
+    assert "seed" not in lines.partition("settings that differ")[0]
+    run_show([str(folders[0])])
+    assert "; a model of covey serve, which knows no rewards\n" in capsys.readouterr().out
 
 
 def test_a_run_continues_in_its_folder_after_a_restart(tmp_path: Path) -> None:

@@ -27,9 +27,14 @@ class Outcome(NamedTuple):
     measure: str
     """accuracy, or reward_mean where rewards do not say which answers are right."""
 
+    fell: tuple[str, ...] = ()
+    """The pass@k whose whole interval is below 0."""
+
     @property
     def words(self) -> str:
-        return WORDS[self.state]
+        told = f"{', '.join(self.fell[:-1])} and {self.fell[-1]}" if self.fell[1:] else "".join(self.fell)
+        said = [WORDS[self.state]] if self.state != "unclear" or not told else []
+        return ", ".join([*said, f"{told} fell"] if told else said)
 
 
 def state_of(change: Mapping[str, Any] | None, num_prompts: int) -> str:
@@ -57,7 +62,10 @@ def outcome_of(summary: Mapping[str, Any]) -> Outcome:
     if not before or not after or not gain:
         return Outcome("none", measure_of(*(look for look in (before, after) if look)))
     measure = measure_of(before, after)
-    return Outcome(state_of(gain.get(measure), gain.get("num_prompts", after["num_prompts"])), measure)
+    number = gain.get("num_prompts", after["num_prompts"])
+    passes = gain.get("pass_at_k", {}).items() if measure == "accuracy" else ()
+    fell = tuple(f"pass@{k}" for k, change in passes if state_of(change, number) == "lost")
+    return Outcome(state_of(gain.get(measure), number), measure, fell)
 
 
 def sentence(summary: Mapping[str, Any]) -> str:

@@ -128,6 +128,9 @@ def _state(folder: Path) -> str:
     if not steps:
         return f"no step is finished yet; {_what_follows(folder)}"
     last = steps[-1]
+    if last_settings(folder).get("served"):
+        rest = "a model of covey serve, which knows no rewards"
+        return f"step {last['step']}, {last['time']}: loss {three_digits(last['loss'])}; {rest}"
     reward = last["sampled_reward_mean"]
     told = "none" if reward is None else three_digits(reward)
     return f"step {last['step']}, {last['time']}: reward {told}; {_what_follows(folder)}"

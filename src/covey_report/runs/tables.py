@@ -109,8 +109,8 @@ def _evaluation_title(content: Mapping[str, Any]) -> str:
     some, found = content["after"] or content["before"], outcome_of(content)
     intervals = f"; {100 * content['confidence']:.4g} % intervals" if some["num_prompts"] > 1 else ""
     # A single look is no gain, but may be of few prompts too
-    state = "few" if some["num_prompts"] < FEW_PROMPTS else found.state
-    told = "" if state == "none" else f"; {WORDS[state]}"
+    words = WORDS["few"] if some["num_prompts"] < FEW_PROMPTS else found.words
+    told = "" if words == WORDS["none"] else f"; {words}"
     return f"{prompts_in_words(content)}, greedy and {number_of(some['num_samples'], 'sample')}{intervals}{told}"
 
 

@@ -85,7 +85,7 @@ def test_a_full_journal_disk_stops_the_run_and_its_answers_are_read_with_room(re
         assert NO_SPACE in line_of(output)
         make_room()
         output = finish_well(resume(reference, run.name))
-        assert " groups whole: they are not sampled again; " in output
+        assert " groups whole (an evaluated prompt has two): they are not sampled again; " in output
         assert fingerprint(run) == fingerprint(reference / "whole")
 
 

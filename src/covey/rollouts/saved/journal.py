@@ -319,8 +319,8 @@ def _describe(known: Mapping[str, Sequence[JournalLine]], identity: str, until: 
     lost = max(0.0, until - max(line.seconds for line in lines)) if is_open else 0.0
     whole, begun = (sum(kind in kinds for kinds in groups) for kind in ("end", "begin"))
     return (
-        f"the journal holds {answers} answers, and {whole} of {begun} groups whole: they are not sampled again; "
-        f"{lost:.1f} s of sampling are lost"
+        f"the journal holds {answers} answers, and {whole} of {begun} groups whole (an evaluated prompt has two): they "
+        f"are not sampled again; {lost:.1f} s of sampling are lost"
     )
 
 
