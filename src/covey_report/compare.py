@@ -106,9 +106,16 @@ def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
         "num_prompts": len(shared),
         "seeds": [len(base), len(other)],
         "measures": {name: [_finite(value) for value in astuple(one)] for name, one in found.items()},
+        "levels": {name: [_level(side, name, shared) for side in (base, other)] for name in found},
         "state": state,
         "words": READINGS[state] if shared else "nothing in common",
     }
+
+
+def _level(rows: Sequence[Row], measure: str, shared: Sequence[str]) -> float | None:
+    """Return the mean of a measure over runs and known prompts."""
+    known = [value for row in rows for value in _values(row, measure, shared) if not math.isnan(value)]
+    return _finite(fmean(known)) if known else None
 
 
 READINGS = WORDS | {"shown": "better, shown", "lost": "worse, shown", "unclear": "no difference shown"}
@@ -162,12 +169,16 @@ def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
     runs = "{} and {} runs".format(*found["seeds"]) if max(found["seeds"]) > 1 else "a run each"
     runs += ": other seeds may differ by more" if min(found["seeds"]) < 2 else ""
     first = f"{found['name']} against {base}, {found['num_prompts']} prompts, {runs}"
-    return [first, *(_told(name, values) for name, values in found["measures"].items())]
+    return [first, *(_told(name, values, levels=found["levels"][name]) for name, values in found["measures"].items())]
 
 
-def _told(name: str, values: Sequence[float | None], sign: str = "+") -> str:
+def _told(name: str, values: Sequence[float | None], sign: str = "+", levels: Sequence[float | None] = ()) -> str:
+    """Spell a measure with its interval, unit and levels."""
     value, low, high = values
     is_share = name != "reward_mean"
     factor, form = (100, ".1f") if is_share else (1, ".3f")
     said = f"{name if is_share else 'mean reward'} {factor * (value or 0):{sign}{form}}"
-    return f"{said} {spell({'low': low, 'high': high}, factor, form)}" if is_number(low) and is_number(high) else said
+    reached = " -> ".join(f"{factor * level:{form}}" for level in levels if level is not None)
+    said += " points" if is_share and reached else ""
+    said += f" {spell({'low': low, 'high': high}, factor, form)}" if is_number(low) and is_number(high) else ""
+    return said + (f", {reached}{' %' * is_share}" if reached else "")

@@ -67,6 +67,9 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
     assert gain["measures"]["pass@1"][0] == 0.1
     assert gain["measures"]["pass@2"][0] == pytest.approx(0.2 * 5 / 6, rel=1e-3)
     assert gain["lines"][0] == "other against one, 100 prompts, a run each: other seeds may differ by more"
+    assert gain["lines"][1].startswith("accuracy +20.0 points [11.")
+    assert gain["lines"][1].endswith("], 40.0 -> 60.0 %")
+    assert gain["lines"][-1].endswith("], 0.400 -> 0.600")
 
 
 def test_runs_of_several_seeds_are_one_group_with_the_spread_of_seeds() -> None:

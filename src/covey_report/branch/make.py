@@ -61,7 +61,7 @@ class StopAfter(Callback):
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         """End the run at the last step of the branch."""
         if step >= self._last:
-            raise StopTraining(f"the branch ends after step {step}")
+            raise StopTraining("the last of the branch")
 
 
 def check_arms(arms: Sequence[Sequence[str]]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from covey_report.logs.read import RunFiles
 
 CONFIDENCE = 0.95
 FACTS = "branch.json"
-Key = tuple[int, str]
+Key = tuple[int, str, int]
+"""Step, prompt, and number of the group among those of the prompt in the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,8 @@ class PairedGap:
     """A difference of mean rewards over the same prompts and steps."""
 
     difference: Estimate
-    unpaired: float
-    """Half width of the interval that unpaired prompts would give."""
+    unpaired: Estimate
+    """The same, with the interval that unpaired prompts would give."""
     number: int
     steps: tuple[int, int]
 
@@ -38,13 +40,16 @@ def facts_of(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and type(found.get("at")) is int else {}
 
 
-def groups_after(rows: Sequence[dict[str, Any]], at: int) -> Iterator[tuple[tuple[int, str], float]]:
+def groups_after(rows: Sequence[dict[str, Any]], at: int) -> Iterator[tuple[Key, float]]:
     """Yield mean rewards of groups that other weights sampled."""
     for row in rows:  # those of the first step after a branch are of the weights that all have
+        drawn: Counter[str] = Counter()
         for group in row.get("groups", ()) if row["step"] > at + 1 else ():
             rewards = [float(reward) for reward in group["rewards"]]
+            prompt = str(group["prompt_id"])
+            drawn[prompt] += 1
             if rewards:
-                yield (row["step"], str(group["prompt_id"])), sum(rewards) / len(rewards)
+                yield (row["step"], prompt, drawn[prompt]), sum(rewards) / len(rewards)
 
 
 def pair(base: RunFiles, other: RunFiles) -> PairedGap | None:
@@ -65,7 +70,8 @@ def difference_of(base: Mapping[Key, float], other: Mapping[Key, float]) -> Pair
     bounds = (-1.0, 1.0) if bounds_of([*a, *b]) is not None else None
     found = mean_interval([y - x for x, y in zip(a, b, strict=True)], CONFIDENCE, bounds)
     alone = student(CONFIDENCE, len(keys) - 1) * math.sqrt((variance(a) + variance(b)) / len(keys))
-    return PairedGap(found, alone, len(keys), (keys[0][0], keys[-1][0]))
+    unpaired = Estimate(found.value, found.value - alone, found.value + alone)
+    return PairedGap(found, unpaired, len(keys), (keys[0][0], keys[-1][0]))
 
 
 def over_runs(values: Sequence[float]) -> Estimate:
@@ -80,9 +86,12 @@ def line_of(found: PairedGap) -> str:
     """Describe a paired difference."""
     first, last = found.steps
     where = f"steps {first} to {last}" if last > first else f"step {first}"
+    widths = [one.high - one.low for one in (found.difference, found.unpaired)]
+    vain = "; pairing gains nothing here" if widths[0] >= widths[1] else ""
+    interval = spell(found.unpaired).partition(" ")[2]
     return (
         f"mean reward of {where} {spell(found.difference)}, {number_of(found.number, 'pair')} of groups "
-        f"(unpaired ±{found.unpaired:.3f})"
+        f"(unpaired {interval}{vain})"
     )
 
 

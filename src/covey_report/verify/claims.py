@@ -31,7 +31,7 @@ VERIFIED = "verified"
 
 
 def claims_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile]:
-    """Yield what a folder claims and its rows do not say."""
+    """Yield claims of a folder that its rows do not say."""
     settings = settings_at(folder, LAST)
     try:
         with as_written(folder / SUMMARY):
@@ -80,7 +80,7 @@ def _summary_differs(folder: Path, claimed: Row, settings: Row) -> Found:
         yield from differ(claimed, {"gain": _own(gains(*pair, settings["evaluation.confidence"]))}, "")
 
 
-def _dropped(row: Row) -> int:
+def _drops_of(row: Row) -> int:
     drops = {name: n for name, n in row.items() if name.startswith("dropped/")}
     return int(sum(n or 0 for name, n in drops.items() if name != "dropped/unscored_rollouts"))
 
@@ -192,7 +192,7 @@ def not_covered(folder: Path) -> list[str]:
 
 TOTALS: dict[str, tuple[str, Callable[[Row], int]]] = {
     "skipped_steps": ("skipped", lambda row: int(row["skipped"])),
-    "dropped_groups": ("dropped/stale_groups", _dropped),
+    "dropped_groups": ("dropped/stale_groups", _drops_of),
     "tokens": ("tokens_per_second", lambda row: round(row["tokens_per_second"] * row["seconds"])),
 }
 """Sums over steps: the column that they need, and how a row is counted."""

@@ -2,17 +2,19 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from covey.algorithm.intervals import Estimate
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.loop import train
 from covey_report.branch.command import read_words, run_branch
 from covey_report.branch.make import check_arms
-from covey_report.branch.paired import difference_of, over_runs, pair
+from covey_report.branch.paired import PairedGap, difference_of, groups_after, line_of, over_runs, pair
 from covey_report.compare import comparison
 from covey_report.logs.read import read_run
 
@@ -61,6 +63,8 @@ def test_a_child_without_changes_is_its_parent_to_the_bit(made: Path, tmp_path: 
     assert recorded[0] == recorded[1]
     assert "optimizer.lr=0.1 against parent, 1 prompts, a run each" in said
     assert "mean reward of step 6 +0.000" in said
+    assert "stopped after step 6: the last of the branch" in said
+    assert re.search(r"mean reward [+-]0\.\d{3}.*, 0\.\d{3} -> 0\.\d{3}\n", said)
     assert "2 pairs of groups" in said
     assert json.loads((other / "changes.jsonl").read_text())["changes"]["optimizer.lr"]["to"] == 0.1
 
@@ -110,13 +114,27 @@ def test_each_child_has_its_settings_between_dashes(made: Path) -> None:
 
 
 def test_pairs_have_the_interval_of_their_differences() -> None:
-    base = {(2, f"p{n}"): float(n % 2) for n in range(40)}
+    base = {(2, f"p{n}", 1): float(n % 2) for n in range(40)}
     other = {key: value * 0.9 + 0.1 for key, value in base.items()}
     found = difference_of(base, other)
     assert found is not None
     assert math.isclose(found.difference.value, 0.05)
-    assert found.difference.high - found.difference.low < found.unpaired
-    assert difference_of({(2, "a"): 1.0}, {(2, "b"): 1.0}) is None
+    assert found.difference.high - found.difference.low < found.unpaired.high - found.unpaired.low
+    assert difference_of({(2, "a", 1): 1.0}, {(2, "b", 1): 1.0}) is None
+
+
+def test_both_intervals_are_written_alike_and_a_vain_pairing_is_said() -> None:
+    found = PairedGap(Estimate(0.1, 0.05, 0.15), Estimate(0.1, -0.1, 0.3), 8, (3, 6))
+    said = "mean reward of steps 3 to 6 +0.100 [+0.050, +0.150], 8 pairs of groups (unpaired [-0.100, +0.300])"
+    assert line_of(found) == said
+    vain = PairedGap(Estimate(0.1, -0.2, 0.4), Estimate(0.1, -0.1, 0.3), 8, (3, 6))
+    assert line_of(vain).endswith("8 pairs of groups (unpaired [-0.100, +0.300]; pairing gains nothing here)")
+
+
+def test_a_prompt_that_was_drawn_twice_has_two_pairs() -> None:
+    groups = [{"prompt_id": "a", "rewards": [reward]} for reward in (0.0, 1.0)]
+    found = dict(groups_after([{"step": 4, "groups": groups}, {"step": 5, "groups": groups[:1]}], at=2))
+    assert found == {(4, "a", 1): 0.0, (4, "a", 2): 1.0, (5, "a", 1): 0.0}
 
 
 def test_parents_are_the_units_where_there_are_several() -> None:
