@@ -18,6 +18,7 @@ from covey.config.schema import Config
 from covey.loop import train
 from covey.policy.models.loading import load_policy
 from covey.policy.models.naming import check_device
+from covey.policy.models.nano import nano_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.run import folder as run_folder
 from covey.system import hub
@@ -359,6 +360,10 @@ def test_a_model_beside_the_policy_is_looked_at_before_anything_is_loaded(settin
         look("/no/such")
     with pytest.raises(ValueError, match=r"its tokenizer numbers others: 'b' is 2, and 1 in "):
         look(other)
+    with pytest.raises(ValueError, match=r"numbers others: 'a' is 0, and 68 in nano$"):
+        check_early(small_config(model__name="nano", **{f"algorithm__{setting}": str(own)}))
+    nano = saved_tokens(tmp_path / "nano", nano_tokenizer().get_vocab())
+    assert check_early(small_config(model__name="nano", **{f"algorithm__{setting}": str(nano)})) == []
 
 
 def test_a_server_is_asked_for_before_anything_is_loaded(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def _check_beside(setting: str, name: str, model: ModelConfig, asks_hub: bool) -
         yield from (text.replace("model.name=", setting) for text in _check_model(name, asks_hub, model.code))
     except ValueError as error:
         raise ValueError(str(error).replace("model.name=", setting)) from error
-    own, its = (_numbers(Path(one) / TOKENIZER) for one in (model.name, name))
+    own, its = (_numbers(one) for one in (model.name, name))
     if (other := next((token for token in own if its.get(token, own[token]) != own[token]), None)) is not None:
         raise ValueError(
             f"{setting}{name} must have the policy's tokens, its tokenizer numbers others: {other!r} is {its[other]}, "
@@ -111,10 +111,12 @@ def _check_address(setting: str, address: str) -> None:
         raise ValueError(f"{setting} must be a server that lists its model, got {one_line(str(error))}") from error
 
 
-def _numbers(file: Path) -> dict[str, int]:
-    """Return a tokenizer's tokens with their numbers; nothing if unreadable."""
+def _numbers(name: str) -> dict[str, int]:
+    """Return a model's tokens with their numbers, of nano the first; nothing if unreadable."""
+    if name in NANO:
+        return {token: place for place, token in enumerate((*NANO[name], *map(chr, range(ord("!"), ord("~")))))}
     try:
-        saved = json.loads(file.read_bytes())
+        saved = json.loads((Path(name) / TOKENIZER).read_bytes())
         listed = saved["model"]["vocab"]
         known = listed if isinstance(listed, dict) else {piece: place for place, (piece, _) in enumerate(listed)}
         return known | {one["content"]: one["id"] for one in saved["added_tokens"]}

@@ -8,8 +8,11 @@ from typing import Any
 from covey.system.section import Section
 from covey.system.setting import CAUSAL, Requires, is_positive, setting
 
-NANO = ("nano", "nano-masked")
-"""The embedded policies."""
+NANO = {
+    "nano": ("<pad>", "<|endoftext|>", "<turn>", "</turn>"),
+    "nano-masked": ("<pad>", "<|endoftext|>", "<mask>"),
+}
+"""The embedded policies, with the tokens that come before those of the bytes."""
 FOLDER = "folder"
 """model.code for the code that lies beside the weights."""
 MAX_LOGITS = 2**27

@@ -49,7 +49,7 @@ def render(content: Mapping[str, Any], folder: Path) -> Group:
 
 
 def teacher_lines(folder: Path) -> list[str]:
-    """Describe how far the policy is from its teacher, first and last."""
+    """Describe the distance of policy and teacher, first and last."""
     gaps = [row[GAP] for row in read_rows(folder / METRICS) if is_number(row.get(GAP))]
     return [f"{GAP} {gaps[0]:.4g} at the first step, {gaps[-1]:.4g} at the last"] if gaps else []
 

@@ -20,11 +20,12 @@ from transformers import (
 )
 
 from covey.policy.attention.base import ATTENTION
+from covey.policy.settings import NANO as SPECIAL
 from covey.system.lookup import one_of
 
 NANO = "nano"
 # AutoTokenizer takes Qwen2's own class for this architecture, which would add this end token if it were missing.
-PAD, END, START_TURN, END_TURN = "<pad>", "<|endoftext|>", "<turn>", "</turn>"
+PAD, END, START_TURN, END_TURN = SPECIAL[NANO]
 ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 MAX_LENGTH = 4096
 
@@ -66,7 +67,7 @@ def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
 
 def nano_tokenizer() -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer([PAD, END, START_TURN, END_TURN]),
+        tokenizer_object=byte_tokenizer(SPECIAL[NANO]),
         pad_token=PAD,
         eos_token=END,
         extra_special_tokens=[START_TURN, END_TURN],
@@ -111,7 +112,7 @@ FIRST_TOKEN = 2
 def nano_masked_tokenizer() -> PreTrainedTokenizerFast:
     """Return one token per byte, with nothing put around a text."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer([PAD, END, MASK]),
+        tokenizer_object=byte_tokenizer(SPECIAL[NANO_MASKED]),
         pad_token=PAD,
         eos_token=END,
         mask_token=MASK,
