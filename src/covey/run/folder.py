@@ -30,7 +30,7 @@ CONFIG, CHANGES = "config.yaml", "changes.jsonl"
 """The settings that a run was begun with, and those that it was resumed with instead."""
 VERSIONS = "versions.json"
 FORMAT = 2
-"""Of run folders, in versions.json: from 2 on a run with `output.traces` has proof.jsonl."""
+"""Format of run folders (versions.json); runs of format 2 with `output.traces` have proof.jsonl."""
 LOCK, SUMMARY = "run.lock", "summary.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
 TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
