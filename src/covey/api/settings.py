@@ -19,7 +19,7 @@ from covey.config import compose
 from covey.config.auto_adjust import adjust_unset_options
 from covey.config.checks import refuse_idle_cold_start, walk
 from covey.config.engine_choice import this_machine
-from covey.config.names import RUN_FOLDER, explain_foreign
+from covey.config.names import NAMES_FOLDER, RUN_FOLDER, explain_foreign
 from covey.config.schema import Config, group_choices, setting_names, unknown_setting
 from covey.config.shelves import CONF, former
 from covey.system.lookup import near
@@ -147,4 +147,4 @@ def full_name(config: Config, name: str) -> str:
         raise ValueError(f"setting {name} is one of several: write {spelled}")
     if name == "folder":
         raise ValueError("unknown setting folder: covey.train(folder=...) makes a run folder, covey.build none")
-    raise ValueError(unknown_setting(name).replace("hydra.run.dir", "folder"))
+    raise ValueError(unknown_setting(name).replace(NAMES_FOLDER, "folder"))

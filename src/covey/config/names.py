@@ -63,11 +63,12 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     names = same[:1] or named_elsewhere(name, known) or nearest(name, known)
     if not names and (alike := difflib.get_close_matches(name.rpartition(".")[2], other_names(), n=1, cutoff=0.85)):
         names = named_elsewhere(alike[0], known)
-    said = "hydra.run.dir=FOLDER, which names the run's folder" if names == [RUN_DIR] else " or ".join(names)
+    said = NAMES_FOLDER if names == [RUN_DIR] else " or ".join(names)
     return f"; did you mean {said}?" if names else ""
 
 
 RUN_DIR = "hydra.run.dir"
+NAMES_FOLDER = f"{RUN_DIR}=FOLDER, which names the run's folder"
 RUN_FOLDER = (
     *("dir", "folder", "log_dir", "logdir", "out", "out_dir", "output_dir", "output_folder", "run", "run_dir"),
     *("run_folder", "save_dir", "name", "output_path"),
