@@ -66,7 +66,7 @@ def check_memory(subject: PreflightContext) -> Check:
 
 
 def _finding(need: Need, free: int, points: Sequence[MemorySample], shape: BatchShape, recomputes: bool) -> Check:
-    tried = points[-1].num_tokens >= shape.num_tokens
+    tried = points[-1].is_largest
     how = "measured" if tried else f"scaled up from {' and '.join(f'{point.num_tokens:,}' for point in points)}"
     figure = f"{_parts(need)} with {shape.num_tokens:,} tokens in a micro-batch ({how})"
     values = _values(need, free) | {"num_tokens": float(shape.num_tokens), "measured": float(tried)}

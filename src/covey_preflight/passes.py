@@ -59,6 +59,8 @@ class MemorySample:
     beside_weights: int = 0
     """The bytes without what has the shape of a weight: few tokens take less than the gradients that a pass ends with,
     and these hide what a token takes."""
+    is_largest: bool = False
+    """The run has no larger one."""
 
 
 def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
@@ -89,22 +91,22 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
 def measure(trainer: Trainer, shape: BatchShape, free: int) -> list[MemorySample]:
     """Measure one or two small micro-batches, then the largest if affordable.
 
-    One suffices where the largest fits as if all bytes of it but gradients grew with the tokens. The small ones are
-    there twice: beside the gradients of the first, the second takes more with every token. Alone, a few tokens take
-    less than the gradients that they end with, which would say nothing of many.
+    One suffices where half of the memory holds the largest as if all its bytes but gradients grew with the tokens. The
+    small ones are there twice: beside the gradients of the first, the second takes more with every token. Alone, a few
+    tokens take less than the gradients that they end with, which would say nothing of many.
     """
     work = 6.0 * sum(parameter.numel() for parameter in trainer.policy.model.parameters())
     small = int(min(MEASURED_TOKENS, max(MIN_TOKENS, WORK.get(trainer.policy.device.type, WORK["cpu"]) / work)))
     if shape.num_tokens <= small:
-        return [measure_pass(trainer, shape, shape.num_tokens)]
+        return [replace(measure_pass(trainer, shape, shape.num_tokens), is_largest=True)]
     short = replace(_cut(shape, small // 2), several=True)
     points = [measure_pass(trainer, short, small)]
-    if any(collectives.all_gather(bytes_of(points, shape.num_tokens) > free)):
+    if any(collectives.all_gather(bytes_of(points, shape.num_tokens) > free / 2)):
         points.insert(0, measure_pass(trainer, short, small // 2))
     seconds = points[-1].seconds * shape.num_tokens / points[-1].num_tokens / (1 if shape.several else 2)
     worthwhile = seconds <= MAX_SECONDS and bytes_of(points, shape.num_tokens) <= free / 2
     if all(collectives.all_gather(worthwhile)):  # decided by all ranks together: a pass is collective
-        points.append(measure_pass(trainer, shape, shape.num_tokens))
+        points.append(replace(measure_pass(trainer, shape, shape.num_tokens), is_largest=True))
     return points
 
 

@@ -266,7 +266,7 @@ def passes(embedding: nn.Embedding, head: Head, predicts: bool, score: Score = s
 @pytest.mark.parametrize("predicts", [True, False])
 def test_a_tied_weights_gradient_is_added_where_it_stays(precision: torch.dtype, predicts: bool) -> None:
     (rows, layer), (plain_rows, plain_layer) = tied(40, 16), tied(40, 16)
-    add_rows_in_place(nn.ModuleList([rows]))
+    add_rows_in_place(nn.ModuleList([rows]), at_least=0)
     passes(rows, Head(layer, precision, 1.0, 4, in_place=True), predicts)
     passes(plain_rows.double(), Head(plain_layer.double(), torch.float64, 1.0, 4), predicts, plain)
     assert relative_error(layer.weight.grad, plain_layer.weight.grad) < {torch.float32: 1e-6}.get(precision, 1e-2)
@@ -287,12 +287,29 @@ def test_a_wrong_prediction_is_taken_back_from_where_it_was_added() -> None:
 @pytest.mark.parametrize("predicts", [True, False])
 def test_no_second_copy_of_the_heads_gradient_lives_at_any_time(predicts: bool) -> None:
     rows, layer = tied(20_000, 64)
-    add_rows_in_place(nn.ModuleList([rows]))
+    add_rows_in_place(nn.ModuleList([rows]), at_least=0)
     of_weight, of_chunk = 4 * layer.weight.numel(), 4 * 4 * 20_000
     with LiveBytes() as live:
         passes(rows, Head(layer, torch.float32, 1.0, 4, in_place=True), predicts)
     # The gradient; a chunk of logits, in place, and room for what a product lays out.
     assert of_weight < live.peak < of_weight + 2 * of_chunk + 2**20
+
+
+def test_hooks_hear_of_the_gradient_of_a_weight_that_would_be_added_to() -> None:
+    heard: list[Tensor] = []
+    for listen in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
+        rows, layer = tied(40, 16)
+        add_rows_in_place(nn.ModuleList([rows]), at_least=0)
+        listen(layer.weight, heard.append)
+        passes(rows, Head(layer, torch.float32, 1.0, 4, in_place=True), predicts=True)
+    assert len(heard) == 4
+    assert all(each.shape == (40, 16) for each in heard)
+
+
+def test_small_embeddings_are_summed_as_any_layer_is() -> None:
+    rows, _ = tied(40, 16)
+    add_rows_in_place(nn.ModuleList([rows]))
+    assert type(rows) is nn.Embedding
 
 
 def test_a_layer_that_is_more_than_a_product_is_left_to_the_policy() -> None:

@@ -172,7 +172,8 @@ def test_fifty_hostile_requests_get_one_line_each_and_leave_nothing(tmp_path: Pa
     async def run() -> dict[str, tuple[int, bytes]]:
         async with listening(tmp_path) as (service, port):
             session, model = await prepared(port)
-            await asyncio.sleep(0.1)
+            while service.ledger.waiting:
+                await asyncio.sleep(0.01)
             before = state_of(service)
             found = {}
             for name, (raw, _) in HOSTILE.items():

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
 
 from covey.algorithm.teacher.settings import SELF, is_address
 from covey.config.schema import Config, group_choices
@@ -103,6 +102,8 @@ def _check_beside(setting: str, name: str, model: ModelConfig, asks_hub: bool) -
 
 def _check_address(setting: str, address: str) -> None:
     """Refuse a server that nothing answers for. ValueError."""
+    from urllib.request import urlopen  # 40 ms, for which a refused setting need not wait
+
     try:
         urlopen(f"{address.rstrip('/').removesuffix('/generate')}/v1/models", timeout=20).close()
     except HTTPError:  # it is there: the loader asks with the key, and says what is wrong

@@ -29,6 +29,8 @@ from covey.policy.kernels.linear import PLAIN, OneDnnLinear, TiledLinear
 from covey.policy.kernels.softmax import compiled_gradient_, compiled_scores
 from covey.policy.policy import Policy, head_modules, is_half
 
+LARGE = 2**24
+"""Numbers of a weight whose copies are worth an order of summation of its own."""
 MIN_ROWS = 16
 """However long the vocabulary: threads share out rows."""
 
@@ -49,6 +51,11 @@ class Head:
 
     in_place: bool = False
     """Add the weight's gradient to its `.grad` without a copy, as `backward` would; nothing else may ask for it."""
+
+    @property
+    def adds(self) -> bool:
+        """Return True if the gradient is added in place."""
+        return self.in_place and not is_heard(self.layer.weight)
 
     @property
     def compiled(self) -> bool:
@@ -127,7 +134,7 @@ class Gradients:
     @classmethod
     def of(cls, head: Head, needed: tuple[bool, bool, bool]) -> "Gradients":
         """Begin sums at 0, or where the weight's own gradient stands."""
-        return cls(head, needed, head.layer.weight.grad if head.in_place and needed[1] else None)
+        return cls(head, needed, head.layer.weight.grad if head.adds and needed[1] else None)
 
     def add(self, gradient_LV: Tensor, rows_LC: Tensor, weight_VC: Tensor) -> None:
         """Add the gradients of one chunk, given that of its logits."""
@@ -162,7 +169,7 @@ class _HeadScores(torch.autograd.Function):
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
         is_predicted = predicted_L is not None and not is_one and not head.entropy_gradient
         ctx.made = Gradients.of(head, needed) if ctx.is_frozen or is_predicted else None
-        ctx.adds = head.in_place and weight_VC.grad is not None
+        ctx.adds = head.adds and weight_VC.grad is not None
         ctx.head, ctx.kept, scores = head, None, []
         # Chunk by chunk: logits of all tokens never exist at once
         for rows, target, coefficient in _split(head.chunk, rows_LC, target_L, None if ctx.is_frozen else predicted_L):
@@ -195,7 +202,7 @@ class _HeadScores(torch.autograd.Function):
         if made is None:
             of_entropy = of_entropy_L if ctx.head.entropy_gradient else None
             made = _made_now(ctx, coefficient_L, of_entropy, ctx.needs_input_grad[:3])
-        if ctx.head.in_place and made.weight_VC is not None:
+        if ctx.head.adds and made.weight_VC is not None:
             ctx.head.layer.weight.grad, made.weight_VC = made.weight_VC, None
         return made.hidden(), made.weight_VC, made.bias_V, None, None, None
 
@@ -242,17 +249,22 @@ class AddingEmbedding(nn.Embedding):
     """An embedding with no gradient of its own whole size."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (torch.is_grad_enabled() and self.weight.requires_grad):
+        if not (torch.is_grad_enabled() and self.weight.requires_grad) or is_heard(self.weight):
             return super().forward(input)
         rows: Tensor = _Rows.apply(input, self.weight, self.padding_idx)
         return rows
 
 
-def add_rows_in_place(model: nn.Module) -> None:
-    """Let plain embeddings add to `.grad`; only `backward` may follow."""
+def is_heard(weight: Tensor) -> bool:
+    """Return True if hooks wait for the weight's gradient."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+
+def add_rows_in_place(model: nn.Module, *, at_least: int = LARGE) -> None:
+    """Let large plain embeddings add to `.grad`; only `backward` may follow."""
     for module in model.modules():
         is_plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
-        if is_plain and not module.scale_grad_by_freq:
+        if is_plain and not module.scale_grad_by_freq and next(module.parameters()).numel() >= at_least:
             module.__class__ = AddingEmbedding
 
 

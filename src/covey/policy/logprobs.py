@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from covey.algorithm.kl import full_kl
 from covey.algorithm.softmax import log_softmax
 from covey.algorithm.teacher.terms import mixed_logits
-from covey.policy.head import Head, linear_layer, score_rows
+from covey.policy.head import LARGE, Head, linear_layer, score_rows
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
 from covey.policy.sampling import allowed_with
@@ -217,7 +217,7 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
     if layer is None:
         return None
     temperature, num_rows = scoring.sampling.temperature or 1.0, scoring.num_rows(batch)
-    asked = scoring.entropy_gradient, policy.compiles, scoring.in_place
+    asked = scoring.entropy_gradient, policy.compiles, scoring.in_place and layer.weight.numel() >= LARGE
     return Head(layer, policy.precision, temperature, num_rows, *asked)
 
 

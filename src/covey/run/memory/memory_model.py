@@ -208,10 +208,10 @@ def head_bytes(shape: Shape, load: Workload) -> int:
     tokens = min(chunk or load.micro_batch_tokens, load.micro_batch_tokens)
     entries = tokens * shape.vocabulary
     other = max(load.value_bytes * entries if load.is_half else 0, load.whole_bytes * min(entries, SOFTMAX_ENTRIES))
-    # The weight's gradient: the sum over chunks so far, and in half precision that of one, or the weight cast
-    each = load.whole_bytes * _is_chunked(shape, load) + load.value_bytes * load.is_half
-    of_weight = 0 if load.lora_rank else each * shape.vocabulary * shape.hidden
-    return load.whole_bytes * entries + other + of_weight
+    # The weight's gradient: the sum over chunks so far, and in half precision that of one; there the weight cast, too
+    cast = load.value_bytes * load.is_half
+    each = 0 if load.lora_rank else load.whole_bytes * _is_chunked(shape, load) + cast
+    return load.whole_bytes * entries + other + (each + cast) * shape.vocabulary * shape.hidden
 
 
 def sampling_bytes(shape: Shape, load: Workload) -> int:

@@ -96,7 +96,7 @@ class RunRecorder:
         disable_progress_bar()
         self.watchdog = make_watchdog(config.timeouts, folder)
         self.timer = PhaseTimer(watchdog=self.watchdog)
-        self.behind = Behind()
+        self.behind = Behind(lambda name: self.watchdog.deadline(name, "timeouts.saving"))
         """Writes rows and checkpoints while weights stay as they are; `settle` before they change."""
         self._is_heard = bool(callbacks or config.output.callbacks)
         self._config = config
@@ -207,8 +207,7 @@ class RunRecorder:
 
     def settle(self) -> None:
         """Wait for the rows and checkpoint of the steps before. WriteError."""
-        with self.watchdog.deadline("the logs to be written", "timeouts.saving"):
-            self.behind.settle()
+        self.behind.settle()
 
     @contextmanager
     def outside_of_steps(self) -> Iterator[None]:
@@ -249,7 +248,8 @@ class RunRecorder:
         self.callbacks.step(step + 1, row)
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
         self._progress.update(step + 1, row)
-        self.behind.do(partial(self._write_step, step + 1, stepped, row, self.run.source.take_schedule()))
+        write = partial(self._write_step, step + 1, stepped, row, self.run.source.take_schedule())
+        self.behind.do("the logs to be written", write)
         if self._config.output.show_rollouts:
             self.behind.settle()
         if metrics["num_rollouts_trained"] == 0:
@@ -359,14 +359,17 @@ class RunRecorder:
         Its score is that of the evaluation after that step. One that is not `needed` may be written while the next step
         is sampled. WriteError where it is `needed` or the run must stop.
         """
-        policy = self.run.policy
-        with self.watchdog.deadline(f"the checkpoint of step {state['step']} to be written", "timeouts.saving"):
+        policy, name = self.run.policy, f"the checkpoint of step {state['step']} to be written"
+        if needed:
+            self.settle()
+        with self.watchdog.deadline(name, "timeouts.saving"):
             weights = sharding.full_state_dict(policy.model) if policy.sharded else None
-            facts = self._facts(state)
-            write = partial(self._save, state, facts, weights, needed)
-            self.behind.do(lambda: self._note_saved(state["step"], collectives.run_on_rank0(write)))
+            write = partial(self._save, state, self._facts(state), weights, needed)
+            note = partial(self._note_saved, state["step"])
             if needed:
-                self.behind.settle()
+                note(collectives.run_on_rank0(write))
+            else:
+                self.behind.do(name, lambda: note(collectives.run_on_rank0(write)))
         if needed or not self.behind.apart:
             self._step_started = time.monotonic()
 
