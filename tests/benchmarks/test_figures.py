@@ -66,7 +66,7 @@ def test_the_panel_is_of_a_run_as_its_recipe_is_and_has_all_columns() -> None:
     looks = sorted({*range(0, config.num_steps, config.evaluation.every), config.num_steps})
     assert (shown["command"], shown["num_steps"]) == ("covey train recipe=arithmetic", config.num_steps)
     assert [look["step"] for look in shown["looks"]] == looks
-    always = {name for _, name, _ in terminal.COLUMNS} - {"curriculum/level", "kl"}
+    always = {name for _, name, _ in terminal.COLUMNS} - {"curriculum/level", "kl", "teacher/kl"}
     assert shown["steps"].keys() == always | {"seconds"}
 
 
