@@ -22,7 +22,7 @@ def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
     ['cold_start.lr']
     """
     section, _, leaf = name.rpartition(".")
-    if name == "output.path" or (leaf in RUN_FOLDER and section in ("", "output")):
+    if name in RUN_FOLDER or (section == "output" and leaf in RUN_FOLDER):
         return [RUN_DIR]
     if any(part == "teacher" or other_names().get(part) == TEACHER for part in section.split(".")):
         return list(TEACHER)
@@ -71,7 +71,7 @@ RUN_DIR = "hydra.run.dir"
 NAMES_FOLDER = f"{RUN_DIR}=FOLDER, which names the run's folder"
 RUN_FOLDER = (
     *("dir", "folder", "log_dir", "logdir", "out", "out_dir", "output_dir", "output_folder", "run", "run_dir"),
-    *("run_folder", "save_dir", "name", "output_path"),
+    *("run_folder", "save_dir", "name", "output_path", "output.path"),
 )
 """Names that people type for the folder of a run, which Hydra makes."""
 

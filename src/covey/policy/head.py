@@ -48,7 +48,6 @@ class Head:
     """Let gradients flow through the entropy."""
     fused: bool = False
     """Compute the softmax in few passes on a GPU (`kernels.gpu.softmax`)."""
-
     in_place: bool = False
     """Add the weight's gradient to its `.grad` without a copy, as `backward` would; nothing else may ask for it."""
 

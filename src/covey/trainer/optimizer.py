@@ -120,14 +120,15 @@ def clipped_step(
     finite. Collective where weights are sharded.
     """
     scaler.unscale_(optimizer)
-    total_norm = global_norm if isinstance(optimizer, AdamW) else torch.nn.utils.get_total_norm
-    norm = total_norm([p.grad for p in parameters if p.grad is not None])
-    # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
-    norm = sharding.whole(norm) if hasattr(norm, "full_tensor") else norm
+    gradients = [p.grad for p in parameters if p.grad is not None]
     limit = limit if limit > 0 else torch.inf
     if isinstance(optimizer, AdamW):
+        norm = global_norm(gradients)
         optimizer.factor = min(1.0, limit / (float(norm) + 1e-6))
     else:
+        norm = torch.nn.utils.get_total_norm(gradients)
+        # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
+        norm = sharding.whole(norm) if hasattr(norm, "full_tensor") else norm
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     is_finite = bool(torch.isfinite(norm)) and is_finite
     if is_finite:

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,9 @@ from covey_report.branch.paired import PairedGap, difference_of, groups_after, l
 from covey_report.compare import comparison
 from covey_report.logs.read import read_run
 
-from ....support.small import equal, logging_as_it_was, rows, small_config, timeless
+from ....support.small import equal, rows, small_config, timeless
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _plain_logging() -> Iterator[None]:
-    with logging_as_it_was():
-        yield
 
 
 @pytest.fixture(scope="module")

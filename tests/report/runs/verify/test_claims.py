@@ -2,8 +2,7 @@
 
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,14 @@ from covey_report.verify.claims import claims_changed
 from covey_report.verify.itself import look_at_folder, read_proof
 from covey_report.verify.order import rows_misplaced
 
-from ....support.small import logging_as_it_was
 from .test_verify import edit, trained, verified
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _plain_logging() -> Iterator[None]:
-    with logging_as_it_was():
-        yield
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("claimed"))
-
-
-@pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made, tmp_path / "run")
 
 
 def as_older(run: Path) -> None:
@@ -140,9 +127,14 @@ def without(step: int) -> Callable[[list[str]], list[str]]:
     return lambda lines: [line for line in lines if json.loads(line)["step"] != step]
 
 
-def test_a_step_that_was_removed_everywhere_is_named(run: Path, capsys: Capture) -> None:
+def forget(run: Path, step: int) -> None:
+    """Remove a step from every log."""
     for name in ("metrics", "rollouts", "proof", "updates", "traces"):
-        change_lines(run / f"{name}.jsonl", without(6))
+        change_lines(run / f"{name}.jsonl", without(step))
+
+
+def test_a_step_that_was_removed_everywhere_is_named(run: Path, capsys: Capture) -> None:
+    forget(run, 6)
     code, said = verified(run, capsys)
     assert code == 1
     assert "differs: metrics.jsonl: step 6 is missing" in said
@@ -151,8 +143,7 @@ def test_a_step_that_was_removed_everywhere_is_named(run: Path, capsys: Capture)
 
 
 def test_the_last_step_cannot_be_removed(run: Path, capsys: Capture) -> None:
-    for name in ("metrics", "rollouts", "proof", "updates", "traces"):
-        change_lines(run / f"{name}.jsonl", without(7))
+    forget(run, 7)
     code, said = verified(run, capsys)
     assert code == 1
     assert "differs: metrics.jsonl: step 7 is missing" in said

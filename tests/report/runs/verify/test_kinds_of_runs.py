@@ -1,7 +1,6 @@
 """Runs of every kind are confirmed: resumed, with changes, asynchronous, LoRA, several ranks, episodes."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from covey_report.verify.command import run_verify
 
 from ....support.fake_ray import fake_ray
 from ....support.processes import on_two_ranks
-from ....support.small import logging_as_it_was, small_config
+from ....support.small import small_config
 
 USUAL = {
     "num_steps": 5,
@@ -29,12 +28,6 @@ USUAL = {
     "sampling__max_tokens": 6,
 }
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _plain_logging() -> Iterator[None]:
-    with logging_as_it_was():
-        yield
 
 
 def usual(folder: Path, **changes: Any) -> Config:

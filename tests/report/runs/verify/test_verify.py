@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,10 @@ from covey.run.checkpoints.manifest import MANIFEST, digest_of_file, file_digest
 from covey_report.verify.command import run_verify
 from covey_report.verify.proof import pack, saved_checks
 
-from ....support.small import logging_as_it_was, rewrite, small_config
+from ....support.small import rewrite, small_config
 
 STEPS, AT = 7, "step-000003"
 DATA = [{"prompt": f"number {place}: "} for place in range(12)]
-
-
-@pytest.fixture(autouse=True)
-def _plain_logging() -> Iterator[None]:
-    with logging_as_it_was():
-        yield
 
 
 def trained(folder: Path, **changes: Any) -> Path:
@@ -53,11 +47,6 @@ def trained(folder: Path, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("verified"))
-
-
-@pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made, tmp_path / "run")
 
 
 Capture = pytest.CaptureFixture[str]
