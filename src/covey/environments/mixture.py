@@ -1,7 +1,7 @@
 """Mix environments: prompts round-robin, each judged by its own."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,17 @@ from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
 LOGGER = logging.getLogger(__name__)
+
+
+def _of_part(name: str) -> Callable[..., Any]:
+    """Return a method that is the judging part's own."""
+
+    def call(self: "Mixture", prompt: Prompt, *given: Any) -> Any:
+        part, own = self.part_of(prompt)
+        with naming(part, name):
+            return getattr(part, name)(own, *given)
+
+    return call
 
 
 class Mixture(Environment):
@@ -60,45 +71,34 @@ class Mixture(Environment):
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        part, own = self._of(prompt)
+        part, own = self.part_of(prompt)
         return [_add_term(prompt.environment, verdict) for verdict in await maybe_await(part.score(own, completions))]
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        part, own = self._of(prompt)
+        part, own = self.part_of(prompt)
         verdicts = await maybe_await(part.score_tokens(own, completions, completion_ids))
         return [_add_term(prompt.environment, verdict) for verdict in verdicts]
 
-    def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt] | None:
-        part, own = self._of(prompt)
-        return part.dry_run(own)
-
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        part, own = self._of(prompt)
+        part, own = self.part_of(prompt)
         return await maybe_await(part.reply(own, messages))
-
-    def episode(self, prompt: Prompt, seed: int) -> Episode | None:
-        part, own = self._of(prompt)
-        return part.episode(own, seed)
-
-    def judges_groups(self, prompt: Prompt) -> bool:
-        part, own = self._of(prompt)
-        return part.judges_groups(own)
 
     async def score_group(
         self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
     ) -> list[Reward | Failure]:
-        part, own = self._of(prompt)
+        part, own = self.part_of(prompt)
         return await maybe_await(part.score_group(own, episodes, conversations))
 
-    def max_turns(self, prompt: Prompt) -> int:
-        part, own = self._of(prompt)
-        return part.max_turns(own)
-
-    def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
-        part, own = self._of(prompt)
-        return part.tool_schemas(own)
+    dry_run = _of_part("dry_run")
+    episode = _of_part("episode")
+    judges_groups = _of_part("judges_groups")
+    max_turns = _of_part("max_turns")
+    tool_schemas = _of_part("tool_schemas")
+    gold = _of_part("gold")
+    gold_turn = _of_part("gold_turn")
+    difficulty = _of_part("difficulty")  # comparable within a part only
 
     @property
     def can_reply(self) -> bool:
@@ -116,22 +116,6 @@ class Mixture(Environment):
         if silent:
             LOGGER.warning("nothing is demonstrated for %s: the cold start is about the other parts", ", ".join(silent))
         return [(self._adopted(name, prompt), text) for name, found in shown.items() for prompt, text in found]
-
-    def gold(self, prompt: Prompt) -> str | None:
-        part, own = self._of(prompt)
-        with naming(part, "gold"):
-            return part.gold(own)
-
-    def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
-        part, own = self._of(prompt)
-        with naming(part, "gold_turn"):
-            return part.gold_turn(own, conversation)
-
-    def difficulty(self, prompt: Prompt) -> float | None:
-        """Return the part's difficulty, comparable within a part only."""
-        part, own = self._of(prompt)
-        with naming(part, "difficulty"):
-            return part.difficulty(own)
 
     def metrics(self) -> dict[str, float]:
         found = {name: metrics_of(part) for name, part in self._parts.items()}
@@ -158,7 +142,7 @@ class Mixture(Environment):
         self._own.setdefault(prompt.id, own)  # a demonstration may be called like a prompt, and be another
         return prompt
 
-    def _of(self, prompt: Prompt) -> tuple[Environment, Prompt]:
+    def part_of(self, prompt: Prompt) -> tuple[Environment, Prompt]:
         """Return the judging part, and its own prompt."""
         return self._parts[prompt.environment], self._own[prompt.id]
 
