@@ -1,21 +1,34 @@
-"""The caller's side of the sandbox: slots of trusted judges."""
+"""The caller's side of the sandbox: slots of trusted judges, what they are told, and their answers."""
 
 import asyncio
 import atexit
+import importlib.util
 import os
 import platform
 import sys
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
+from covey_sandbox.inside.codec import Encoder, Unencodable
 from covey_sandbox.inside.isolation.syscalls import COLUMNS, this_machine
-from covey_sandbox.orders import decode_report, encode_request
 from covey_sandbox.slot import Slot, SlotLost
-from covey_sandbox.types import TIERS, Limits, Report, SandboxFailed, Test, Tier
+from covey_sandbox.types import (
+    TIERS,
+    AssertTest,
+    CallTest,
+    Limits,
+    OutputTest,
+    Report,
+    SandboxFailed,
+    Test,
+    TestResult,
+    Tier,
+)
 
 AUTOMATIC: tuple[Tier, ...] = ("namespace", "landlock")
 """Tiers that "auto" tries, the strongest first."""
@@ -199,3 +212,73 @@ REMEDIES = (
     ("temporary", "set TMPDIR to a folder that every user may enter"),
 )
 """Remedies for a missing layer, by the kernel's message."""
+
+
+MAX_TEST = 256 << 20
+"""Nodes and characters of a test's values."""
+
+
+def encode_request(code: str, tests: Sequence[Test], entry_point: str | None, limits: Limits) -> dict[str, Any]:
+    """Return the judge's request. Raises ValueError for tests that cannot run."""
+    if not tests:
+        raise ValueError("tests must not be empty: a program that passes none of none has shown nothing")
+    if entry_point is None and not all(isinstance(test, OutputTest) for test in tests):
+        raise ValueError("entry_point must name the function to call, got None")
+    return {
+        "code": code,
+        "entry_point": entry_point or "",
+        "tests": [_ORDERS[type(test)](test) for test in tests],
+        "limits": dict(vars(limits)),
+        "packages": {
+            name: _folder_of(name) for test in tests if isinstance(test, AssertTest) for name in test.packages
+        },
+    }
+
+
+def _folder_of(package: str) -> str:
+    """Return the folder of an installed package."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ValueError(f"a test imports {package}, which is not installed")
+    return str(Path(found.origin).parent.parent)
+
+
+def decode_report(answer: dict[str, Any]) -> Report:
+    """Return a report, equal results shared. Raises SandboxFailed without a verdict."""
+    if "unjudged" in answer:
+        raise SandboxFailed(answer["unjudged"])
+    results = [TestResult(**result) for result in answer["results"]]
+    return Report(
+        results=tuple(map({result: result for result in results}.__getitem__, results)),
+        suspicious_imports=tuple(answer["imports"]),
+        seconds=answer["seconds"],
+    )
+
+
+def _call(test: CallTest) -> dict[str, Any]:
+    return {
+        "test": "call",
+        "args": _encode_value("args", list(test.args)),
+        "kwargs": _encode_value("kwargs", dict(test.kwargs)),
+        "expected": [_encode_value("expected", value) for value in (test.expected, *test.also)],
+        "rel": test.rel,
+        "abs": test.abs,
+        "is_json": test.is_json,
+    }
+
+
+def _encode_value(name: str, value: Any) -> Any:
+    try:
+        return Encoder(MAX_TEST, is_strict=True).encode(value)
+    except Unencodable as error:
+        raise ValueError(f"{name} of a test must be plain values: {error}") from error
+
+
+_ORDERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    CallTest: _call,
+    OutputTest: lambda test: {"test": "output", "stdin": test.stdin, "expected": test.expected},
+    AssertTest: lambda test: {
+        "test": "assert",
+        **{name: value for name, value in vars(test).items() if name != "packages"},
+    },
+}

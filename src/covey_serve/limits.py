@@ -49,3 +49,15 @@ class ServiceLimits:
     samplers_bytes: int = 8 << 30
     """Largest sum of unnamed sampler weights on disk; beyond either bound the longest unused are dropped."""
     metadata_bytes: int = 1 << 16
+
+
+class RequestRefused(ValueError):
+    """A request without effect, answered by a status and one line."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(" ".join(reason.split())[:MOST])
+        self.status = status
+
+
+MOST = 300
+"""Characters of a reason: it may quote what a client sent."""

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from covey.system.disk import put_back
-from covey_serve.limits import ServiceLimits
+from covey_serve.limits import RequestRefused, ServiceLimits
 from covey_serve.model.compute import Compute, ModelRequest, Settled, failure
 from covey_serve.model.models import Bases, ModelShape
 from covey_serve.model.sampling import SampledWeights
-from covey_serve.refused import RequestRefused
 from covey_serve.runs import RunFolders
 from covey_serve.store.checkpoints import own_folder
 from covey_serve.store.journal import Header, RequestJournal

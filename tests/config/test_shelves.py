@@ -14,7 +14,7 @@ from covey.config.auto_adjust import find_shadowed_presets
 from covey.config.schema import Config, group_choices
 from covey.config.shelves import CONF, SHELVES, preset_file, presets
 from covey_doctor.advice import still_open
-from covey_report.doctor.advice import facts_of
+from covey_report.doctor.health import facts_of
 from covey_report.logs.read import RunFiles
 from covey_report.page.origins import settings_page
 

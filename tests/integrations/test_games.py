@@ -11,10 +11,19 @@ import pytest
 
 from covey.environments.episode import Observation
 from covey.types import Message, Prompt, Reward
-from covey_integrations.games import GymnasiumGame, Move, SkyRLGame, TextArenaGame
 from covey_integrations.openenv.environment import with_words
 from covey_integrations.settings import StepsConfig
-from covey_integrations.steps import Steps, StepSettings, row_prompts, seed_prompts, with_messages
+from covey_integrations.steps import (
+    GymnasiumGame,
+    Move,
+    SkyRLGame,
+    Steps,
+    StepSettings,
+    TextArenaGame,
+    row_prompts,
+    seed_prompts,
+    with_messages,
+)
 
 from ..support.tools import answer, play, run
 

@@ -14,8 +14,7 @@ from covey.environments.episode import Observation
 from covey.environments.registry import build
 from covey.types import Prompt, Reward
 from covey_integrations.openenv import wire
-from covey_integrations.openenv.actions import action_of, shown
-from covey_integrations.openenv.environment import OpenEnv
+from covey_integrations.openenv.environment import OpenEnv, action_of, shown
 from covey_integrations.openenv.wire import ActionRefused, Session, addresses
 from covey_integrations.settings import OpenEnvConfig
 from covey_integrations.tools.calling import ToolServerLost

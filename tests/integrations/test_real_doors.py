@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from covey.types import Reward
-from covey_integrations.games import TextArenaGame
 from covey_integrations.reasoning_gym import WITHOUT_GOLD, ReasoningGym, make_dataset
 from covey_integrations.settings import ReasoningGymConfig, StepsConfig
-from covey_integrations.steps import Steps, StepSettings, row_prompts, seed_prompts
+from covey_integrations.steps import Steps, StepSettings, TextArenaGame, row_prompts, seed_prompts
 
 from ..support.doors.training import earned, trained
 from ..support.tools import play, run

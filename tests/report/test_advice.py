@@ -28,7 +28,7 @@ from covey_doctor.catalogue import RULES
 from covey_doctor.diagnose import diagnose
 from covey_doctor.log import NOT_SHOWN, log_of
 from covey_doctor.verdicts import paired_change
-from covey_report.doctor.advice import facts_of
+from covey_report.doctor.health import facts_of
 from covey_report.runs.outcome import not_shown
 
 SETTINGS = flat(asdict(Config()))

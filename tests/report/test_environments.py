@@ -10,8 +10,7 @@ import pytest
 
 from covey_report.logs.read import RunFiles, cut, read_run
 from covey_report.page.content import content
-from covey_report.page.environments import conversations_of, environment_of
-from covey_report.page.machines import MOTION_BYTES, machines_of
+from covey_report.page.environments import MOTION_BYTES, conversations_of, environment_of, machines_of
 from covey_report.page.make import make_report
 from covey_sandbox.types import Report, TestResult
 from covey_tasks.code.environment import reward_of

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from covey_serve import service as service_module
-from covey_serve.limits import ServiceLimits
-from covey_serve.refused import RequestRefused
+from covey_serve.limits import RequestRefused, ServiceLimits
 from covey_serve.store.checkpoints import FACTS
 from covey_serve.wire.protobuf import decode
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey_serve.limits import ServiceLimits
-from covey_serve.refused import RequestRefused
+from covey_serve.limits import RequestRefused, ServiceLimits
 
 from .served import ADAM, NAME, Client, bases, cross_entropy, datum, serving, training_body
 

@@ -16,12 +16,16 @@ from typing import Any
 
 from covey.environments.base import SPLITS, Environment, Split, own_containers, text_of
 from covey.environments.episode import Episode, Observation
+from covey.environments.reward_functions.build import RewardEntry, Rows, build_judged
 from covey.environments.reward_functions.call import problem_with
 from covey.environments.reward_functions.environment import Conversation, DryRun, RewardFunctions, TokenIds
+from covey.environments.settings import BuildSettings
+from covey.system.lookup import resolve
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
 from covey_integrations.tools.environment import WithTools
-from covey_integrations.tools.episode import Talk, ToolEpisode
+from covey_integrations.tools.episode import Talk, ToolEpisode, ToolRules
 from covey_integrations.tools.mcp import McpServer
+from covey_integrations.tools.settings import ToolsConfig
 
 Factory = Callable[[], Any]
 COLUMN = "environment"
@@ -211,3 +215,26 @@ def _after_reset(text: str | tuple[Message, ...], opening: Observation) -> str |
     if text[-1]["role"] != "user":
         return (*text, {"role": "user", "content": said})
     return (*text[:-1], {**text[-1], "content": text_of(text[-1]) + said})
+
+
+def build_tools(
+    settings: ToolsConfig,
+    run: BuildSettings,
+    rewards: Sequence[RewardEntry] | None = None,
+    rows_in_memory: Rows | None = None,
+    given: Sequence[Callable[..., Any]] | None = None,
+) -> RowTools:
+    """Build it from settings, or from a program's functions, class and rows."""
+    if given is None:
+        functions = [resolve(name, {}) for name in settings.tools]
+        toolset = None if settings.toolset is None else resolve(settings.toolset, {})
+    else:
+        functions = [tool for tool in given if not isinstance(tool, type)]
+        toolset = next((tool for tool in given if isinstance(tool, type)), None)
+    judged = build_judged(settings, run, rewards, rows_in_memory)
+    made = RowTools(judged, functions, toolset, has_rewards=bool(run.rewards))
+    made.rules = ToolRules(max_calls=settings.max_tool_calls, role=settings.tool_role)
+    made.tool_timeout = settings.tool_timeout
+    shared = settings.server_sessions == "shared"
+    made.servers = [McpServer(server, is_shared=shared, seconds=settings.tool_timeout) for server in settings.servers]
+    return made

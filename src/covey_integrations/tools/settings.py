@@ -41,13 +41,13 @@ class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
     masked_prompts: ClassVar[str] = "never"
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey_integrations.tools.build import build_tools
+        from covey_integrations.tools.rows import build_tools
 
         return build_tools(self, run)
 
     def build_of(self, run: BuildSettings, rewards: Sequence[Any], rows: Any, tools: Sequence[Any]) -> "Environment":
         """Build it from a program's functions, rows by split and tools."""
-        from covey_integrations.tools.build import build_tools
+        from covey_integrations.tools.rows import build_tools
 
         return build_tools(self, run, rewards, rows, tools)
 

@@ -1,19 +1,25 @@
 """Hand the files of a run to the doctor."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from covey.config.checks import Found, walk
+from covey.config.schema import Config
+from covey.environments.registry import known_class
 from covey.system.disk import as_written
+from covey_doctor.advice import ALL, Facts, Field
 from covey_doctor.catalogue import RULES
 from covey_doctor.diagnose import diagnose, in_a_line
 from covey_doctor.finding import Finding
 from covey_doctor.log import NOT_SHOWN, RunLog, log_of
-from covey_report.doctor.advice import facts_of
 from covey_report.logs.foreign import read_any
 from covey_report.logs.other_metrics import read_other_metrics
 from covey_report.logs.read import RunFiles, read_run
 from covey_report.page.curves import prompts_of
+from covey_report.page.origins import preset_settings
 from covey_report.runs.outcome import not_shown
 
 
@@ -96,3 +102,26 @@ def _look(run: RunFiles, finding: Finding) -> list[int]:
     first = steps[0] if since is None else min(steps, key=lambda step: abs(step - since))
     last = steps[-1] if until is None else min(steps, key=lambda step: abs(step - until))
     return sorted({first, last})
+
+
+def facts_of(settings: Mapping[str, Any]) -> Facts:
+    """Gather the ranges of a run's settings, and which are read."""
+    known = _settings_of(str(settings.get("environment.name")))
+    return Facts({name: _field(found, settings, known) for name, found in known.items()}, preset_settings)
+
+
+def _field(found: Found, settings: Mapping[str, Any], known: Mapping[str, Found]) -> Field:
+    bounds = found.bounds
+    needs = [need for need in bounds.needs if need.value is None]
+    values = [[settings.get(one, known[one].default if one in known else None) for one in n.partners] for n in needs]
+    section, _, last = found.name.rpartition(".")
+    is_on = last == "enabled" or settings.get(f"{section}.enabled") is not False
+    is_read = is_on and all(need.holds(*own) for need, own in zip(needs, values, strict=True))
+    return Field(0.0 if bounds.ge is None else bounds.ge, ALL if bounds.le is None else bounds.le, is_read)
+
+
+@cache
+def _settings_of(environment: str) -> Mapping[str, Found]:
+    config = Config()
+    config.environment = known_class(environment)()
+    return {found.name: found for found in walk(config)}

@@ -18,7 +18,7 @@ from covey_doctor.diagnose import diagnose
 from covey_doctor.finding import Finding, Level
 from covey_doctor.log import RunLog
 from covey_doctor.verdicts import with_prompts
-from covey_report.doctor.advice import facts_of
+from covey_report.doctor.health import facts_of
 
 if TYPE_CHECKING:
     from covey.run.build import Run

@@ -21,9 +21,8 @@ from covey.system.text.console import CleanConsole
 from covey.system.text.format import number_of
 from covey_report.runs.folders import refuse_flags, run_folder_of
 from covey_report.verify.claims import claims_changed, not_covered, unchecked_rows
-from covey_report.verify.itself import ChangedFile, look_at_folder, read_proof
+from covey_report.verify.itself import ChangedFile, look_at_folder, read_proof, rows_misplaced
 from covey_report.verify.judge import CONFIRMED, DIFFERS, EXIT_CODES, UNKNOWN, Judgement, judge
-from covey_report.verify.order import rows_misplaced
 from covey_report.verify.plan import DrawnSteps, legs_of, make_plan, starts_of
 from covey_report.verify.summary import files_changed, read_summary, write_summary
 

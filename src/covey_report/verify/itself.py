@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, pro
 from covey.run.checkpoints.manifest import MANIFEST, digest_of_file, step_of
 from covey.run.checkpoints.manifest import MAX_BYTES as MAX_TEXT
 from covey.run.checkpoints.saved_settings import CONTROL
-from covey.run.folder import CONFIG, PROOF, changes_of, read_summary
+from covey.run.folder import CONFIG, METRICS, PROOF, ROWS, UPDATES, VERDICTS, changes_of, read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
 from covey.system.lookup import YAML_LOADER
@@ -165,3 +166,43 @@ def _find_added(folder: Path, name: str, size: int, last: int) -> Iterator[Chang
     steps = [_step_in([line]) for line in rest]
     if rest and (is_whole or any(step is not None and step < last for step in steps)):
         yield ChangedFile(f"{name}: {number_of(len(steps), 'line')} at its end were not written by the run")
+
+
+ONE_EACH = ((METRICS, "train"), (METRICS, "evaluate"), (UPDATES, "train"), (VERDICTS, "evaluate"), (PROOF, "train"))
+"""Kinds of rows of which a step has one."""
+
+
+def rows_misplaced(folder: Path) -> Iterator[ChangedFile]:
+    """Yield steps without a row, with several, or out of order."""
+    rows = {name: [(row["step"], row.get("kind")) for row in read_rows(folder / name)] for name in ROWS}
+    steps = {pair: [step for step, kind in rows[pair[0]] if kind == pair[1]] for pair in ONE_EACH}
+    trained, evaluated, updated, judged, proven = steps.values()
+    is_trained = trained or updated or proven  # an evaluation alone has steps without training
+    last = max((step for of_log in rows.values() for step, _ in of_log), default=0) if is_trained else 0
+    began = min((step for step, kind in rows[PROOF] if kind == "begin"), default=0)
+    wanted = {
+        (METRICS, "train"): range(1, last + 1),
+        (METRICS, "evaluate"): judged[:-1],  # a kill may part the last from its metrics
+        (VERDICTS, "evaluate"): [step for step in evaluated if judged and step > judged[0]],
+        (PROOF, "train"): range(began + 1, max(proven, default=began)),
+    }
+    if rows[PROOF] and rows[PROOF][0][1] != "begin":
+        yield ChangedFile(f"{PROOF}: its first row is missing", 0)
+    for (name, kind), found in steps.items():
+        is_basis = found is trained
+        if missing := sorted(set(wanted.get((name, kind), ())) - set(found)):
+            more = f", and {number_of(len(missing) - 1, 'other')}" if missing[1:] else ""
+            what = "step" if kind == "train" else "the evaluation after step"
+            yield ChangedFile(f"{name}: {what} {missing[0]} is missing{more}", None if is_basis else 0)
+        twice = next((a for a, b in pairwise(sorted(found)) if a == b), None)
+        if twice is not None:
+            yield ChangedFile(f"{name}: step {twice} has several rows of kind {kind}", 0)
+    for name, of_log in rows.items():
+        yield from _falls(name, [step for step, _ in of_log])
+
+
+def _falls(name: str, steps: Sequence[int]) -> Iterator[ChangedFile]:
+    for line, (before, step) in enumerate(pairwise(steps), 2):
+        if step < before:
+            yield ChangedFile(f"{name}: row {line} is of step {step}, after one of step {before}", 0)
+            return

@@ -17,8 +17,8 @@ from typing import Any
 from covey.run.checkpoints.manifest import file_digests
 from covey.system.disk import atomic_folder, read_regular
 from covey.system.jsonl import write_json
+from covey_serve.limits import RequestRefused
 from covey_serve.model.models import ModelShape
-from covey_serve.refused import RequestRefused
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 """Middle part of a tinker path -> type of checkpoint."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from covey_serve.refused import RequestRefused
+from covey_serve.limits import RequestRefused
 from covey_serve.service import Service
 from covey_serve.store.ledger import HostedModel
 from covey_serve.web.server import HttpAnswer, HttpCall

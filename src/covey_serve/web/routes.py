@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
+from covey_serve.limits import RequestRefused
 from covey_serve.model.models import ModelShape
-from covey_serve.refused import RequestRefused
 from covey_serve.service import Service, sampler_header
 from covey_serve.store.checkpoints import NAME
 from covey_serve.store.ledger import CREATED, HostedModel, Promise, model_header

@@ -13,8 +13,7 @@ from typing import Any
 
 import h11
 
-from covey_serve.limits import ServiceLimits
-from covey_serve.refused import RequestRefused
+from covey_serve.limits import RequestRefused, ServiceLimits
 
 LOGGER = logging.getLogger(__name__)
 MAX_HEAD = 1 << 16

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.types import Completion, Sampling
-from covey_serve.limits import ServiceLimits
-from covey_serve.refused import RequestRefused
+from covey_serve.limits import RequestRefused, ServiceLimits
 from covey_serve.wire.protobuf import decode, encode
 
 Array = npt.NDArray[Any]

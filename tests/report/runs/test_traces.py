@@ -13,8 +13,7 @@ from covey.config.schema import Config
 from covey.loop import train
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt
-from covey_report.traces.log import is_traced, rows_of_ranks
-from covey_report.traces.rows import EVENLY, Speller, TraceGroup, _sequence, choose
+from covey_report.traces.log import EVENLY, Speller, TraceGroup, _sequence, choose, is_traced, rows_of_ranks
 from covey_report.traces.token_scores import RowScores, TrainedRow
 from covey_report.traces.updates import LOG_RATIO_EDGES, count_in_bins, fitting
 

@@ -12,11 +12,10 @@ import pytest
 from covey.loop import train
 from covey.types import Failure, Prompt, Reward
 from covey_sandbox import CallTest, Sandbox
-from covey_tasks.code.environment import Code
+from covey_tasks.code.environment import CachedRunner, Code
 from covey_tasks.code.formats import problem_of
 from covey_tasks.code.problems import Problem, generate_problems
 from covey_tasks.code.settings import CodeConfig
-from covey_tasks.code.verdict_cache import CachedRunner
 
 from ...support.small import small_config
 

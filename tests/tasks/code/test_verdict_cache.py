@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from covey_sandbox.types import CallTest, Limits, Report, SandboxFailed, Test
-from covey_tasks.code import verdict_cache
-from covey_tasks.code.verdict_cache import CachedRunner
+from covey_tasks.code import environment
+from covey_tasks.code.environment import CachedRunner
 
 from .code_runners import Told, report
 
@@ -94,7 +94,7 @@ def test_the_verdict_that_was_not_asked_for_longest_is_dropped() -> None:
 
 
 def test_verdicts_with_long_messages_are_dropped_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict_cache, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(environment, "MAX_BYTES", 10_000)
     runner = Told(lambda code, tests: report(False, kind=code))  # a message of 27 characters: 516 bytes in all
     cache = CachedRunner(runner, 1000)
     ask(cache, *map(str, range(40)))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from covey_graders.ifeval.instructions import CHECKS, instructions_of, judge
+from covey_tasks.ifeval.environment import gold_answer
 from covey_tasks.ifeval.generator import Request, check_kinds
 from covey_tasks.ifeval.generator import generate as generate_of
-from covey_tasks.ifeval.gold import gold_answer
 from covey_tasks.ifeval.kinds import MATERIAL, STYLES, compatible
 from covey_tasks.ifeval.settings import IfevalConfig
 

@@ -26,7 +26,7 @@ from covey_graders.math.layout import boxed_answer
 from covey_graders.math.reading.normalize import plain
 from covey_graders.math.reading.numerals import read_last, read_values
 from covey_graders.tags import after_thoughts, visible, without_thoughts
-from covey_integrations.openenv.actions import action_of
+from covey_integrations.openenv.environment import action_of
 from covey_integrations.reasoning_gym import answer_in
 from covey_integrations.tools.calls import hermes
 from covey_tasks.ifeval.rewards import SCHEMES, Scheme

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from covey.algorithm.intervals import Estimate
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.loop import train
-from covey_report.branch.command import read_words, run_branch
-from covey_report.branch.make import check_arms
+from covey_report.branch.command import check_arms, read_words, run_branch
 from covey_report.branch.paired import PairedGap, difference_of, groups_after, line_of, over_runs, pair
 from covey_report.compare import comparison
 from covey_report.logs.read import read_run

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from covey_report.verify.claims import claims_changed
-from covey_report.verify.itself import look_at_folder, read_proof
-from covey_report.verify.order import rows_misplaced
+from covey_report.verify.itself import look_at_folder, read_proof, rows_misplaced
 
 from .test_verify import edit, trained, verified
 

@@ -14,12 +14,10 @@ from covey_tasks.math.countdown.environment import (
     Countdown,
     Problem,
     generate,
-    problem_of,
-    score,
-)
-from covey_tasks.math.countdown.expressions import (
     joined,
+    problem_of,
     random_expression,
+    score,
     search_expression,
     whole,
 )
