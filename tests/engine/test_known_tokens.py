@@ -42,6 +42,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return drawn
 
     monkeypatch.setattr(Runner, "decode", decode)
+    monkeypatch.setattr(native, "TURN_SECONDS", 0.0)  # one step each
     return found
 
 

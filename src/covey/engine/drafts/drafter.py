@@ -157,14 +157,15 @@ class Drafter:
         return [[guess.token_id for guess in own[: of_slot[slot]]] for slot, own in enumerate(self._guesses)]
 
     def note(self, rows: Sequence[DecodeRow], num_drafted: int, drawn: Drawn, seconds: float) -> None:
-        """Learn from a pass: what it drew, and how long it took."""
+        """Learn from a pass, or several without drafts: what was drawn, and the seconds."""
         drawn_rows, token_ids, _ = drawn
+        passes = 1 if num_drafted else len(token_ids) // len(rows)
         plain = self._pace.seconds(len(rows))
         if num_drafted and plain is not None:
             self._counts.saved_seconds += plain * len(token_ids) / len(rows) - seconds
         self._counts.drafted_tokens += num_drafted
-        self._counts.accepted_tokens += len(token_ids) - len(rows)
-        self._pace.note(len(rows) + num_drafted, seconds)
+        self._counts.accepted_tokens += len(token_ids) - passes * len(rows)
+        self._pace.note(len(rows) + num_drafted, seconds / passes)
         guesses_of = dict(zip(rows, map(iter, self._guesses), strict=True))
         for row, token_id in zip(drawn_rows, token_ids, strict=True):
             # Those behind a wrong one were made for another text

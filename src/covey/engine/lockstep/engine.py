@@ -98,7 +98,7 @@ class LockstepRunner(Runner):
         self.cache.note_peak()
         return _in_order(drawn, admission.rows)
 
-    def decode(self, scheduler: Scheduler, most: int) -> Drawn:
+    def decode(self, scheduler: Scheduler, most: int, seconds: float = 0.0) -> Drawn:
         """Feed every row its newest token and draw the next."""
         drawn: dict[DecodeRow, tuple[int, float]] = {}
         for cohort in self.cache.cohorts:

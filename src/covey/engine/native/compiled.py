@@ -1,4 +1,4 @@
-"""Prompt attention (attention.c), decode attention (decode.h) and draws (sample.c) in C.
+"""Prompt attention (attention.c), decode attention (decode.h) and draws (draw.h) in C.
 
 On a CPU, keys and values in float32 or bfloat16; sums are float32. Results equal `layouts.DecodeLayout`'s but for
 rounding, and a row's do not depend on the rows beside it.
@@ -20,11 +20,10 @@ from covey.policy import sampling
 from covey.policy.attention.base import Rule
 from covey.policy.attention.compiled import compiled_layout
 from covey.policy.attention.packed import StreamSegment
-from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.compiler import library
 from covey.policy.kernels.support import unsupported_reason, with_dense_heads
 from covey.policy.sampling import Distribution
 
-DRAW = KERNELS / "sample.c"
 NO_WINDOW = 2**40
 NO_FILTERS = (0, 1.0, 0.0)
 """top_k, top_p and min_p that keep every token."""
@@ -53,6 +52,16 @@ class Cached(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("inputs", "states")),
         ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
+    )
+
+
+class Draws(ctypes.Structure):
+    """The struct of the same name in draw.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "uniforms", "temperatures", "tokens", "logprobs")),
+        *((name, ctypes.c_void_p) for name in ("tops", "sums")),
+        *((name, ctypes.c_int64) for name in ("rows", "num_tokens")),
     )
 
 
@@ -155,13 +164,18 @@ def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R:
     if temperature == 0 or tuple(filters) != NO_FILTERS:
         return sampling.sample_same_params(logits_RV, distribution, uniform_R)
     logits_RV = logits_RV.float().contiguous()
-    token_R = torch.empty(len(logits_RV), dtype=torch.int64)
-    logprob_R = torch.empty(len(logits_RV))
-    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (logits_RV, uniform_R, token_R, logprob_R))
-    numbers = (ctypes.c_int64(number) for number in logits_RV.shape)
-    how = ctypes.c_float(temperature), ctypes.c_int64(torch.get_num_threads())
-    library(DRAW).covey_sample(*pointers, *numbers, *how)
+    token_R, temperature_R = (torch.full((len(logits_RV),), each) for each in (0, float(temperature)))
+    logprob_R, rooms = torch.empty(len(logits_RV)), draw_rooms(*logits_RV.shape)
+    tensors = logits_RV, uniform_R, temperature_R, token_R, logprob_R, *rooms
+    draws = Draws(*(tensor.data_ptr() for tensor in tensors), *logits_RV.shape)
+    library(SOURCE).covey_draw(ctypes.byref(draws), ctypes.c_int64(torch.get_num_threads()))
     return token_R, logprob_R
+
+
+def draw_rooms(num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the room of a draw, for two numbers of each block of tokens."""
+    num_blocks = -(-num_tokens // sampling.BLOCK)
+    return torch.empty(num_rows * num_blocks), torch.empty(num_rows * num_blocks)
 
 
 def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> bool:

@@ -33,7 +33,7 @@ from covey.types import Completion, Sampling
 
 LOGGER = logging.getLogger(__name__)
 TOLD_SECONDS = 1.0
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.06
 """Longest time between two looks at the event loop, if one step is not longer."""
 
 
@@ -350,7 +350,7 @@ class NativeEngine:
             scheduler.advance(admission.rows, *sampled)
             answered |= self._depart()
         if scheduler.rows:
-            self._count(0, scheduler.advance(*runner.decode(scheduler, most)))
+            self._count(0, scheduler.advance(*runner.decode(scheduler, most, TURN_SECONDS)))
         answered |= self._depart()
         return answered
 

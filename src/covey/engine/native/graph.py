@@ -111,7 +111,7 @@ class GraphRunner(Runner):
         for shared, own in zip((*prompts.keys, *prompts.values), (*rows.keys, *rows.values), strict=True):
             own[first : first + len(slot_R), :, :length] = shared[:, :, :length].index_select(0, slot_R)
 
-    def decode(self, scheduler: Scheduler, most: int) -> Drawn:
+    def decode(self, scheduler: Scheduler, most: int, seconds: float = 0.0) -> Drawn:
         """Draw up to `most` tokens of every row; launch more unread.
 
         Those are returned, too, where a row has ended: rows change then.

@@ -211,15 +211,15 @@ class CompiledLinear(nn.Module):
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        self._panels, self.dtype = PackedWeights([weights], dtype), dtype
+        self.packed, self.dtype = PackedWeights([weights], dtype), dtype
         self.take(weights)
 
     def take(self, weights: Weights) -> None:
-        self._panels.take([weights])
+        self.packed.take([weights])
 
     def forward(self, input: Tensor) -> Tensor:
         x_NI = input.float().reshape(-1, input.shape[-1]).contiguous()
-        return multiply(self._panels, x_NI, self.dtype).view(*input.shape[:-1], -1)
+        return multiply(self.packed, x_NI, self.dtype).view(*input.shape[:-1], -1)
 
 
 def multiply(weights: PackedWeights, x_NI: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,6 +21,7 @@ from covey.engine.native.compiled import CompiledDecodeLayout, CompiledPrefillLa
 from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, PrefillLayout, ProbeLayout
 from covey.engine.native.rows import DecodeRow, SamplingRequest
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
+from covey.engine.native.steps import DecodeSteps, RowDraws
 from covey.policy import sampling
 from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.policy import Policy, inference, to_device
@@ -34,10 +35,13 @@ class Draws:
     key_R: Tensor
     parts: list[tuple[Distribution, Tensor | None]]
 
+    in_c: RowDraws | None
+    """The same for steps in one call of C, if that can draw them."""
+
     @staticmethod
-    def of(rows: Sequence[DecodeRow], device: torch.device) -> "Draws":
+    def of(rows: Sequence[DecodeRow], device: torch.device, in_c: bool = False) -> "Draws":
         key_R = to_device([row.key for row in rows], device)
-        return Draws(key_R, partition((row.sampling for row in rows), device))
+        return Draws(key_R, partition((row.sampling for row in rows), device), RowDraws.of(rows) if in_c else None)
 
 
 Sampled = tuple[list[int], list[float]]
@@ -67,6 +71,9 @@ class Runner:
         self._policy, self._keeps_bits, self._drafter = policy, keeps_bits, drafter
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
         self._prefill_layout = CompiledPrefillLayout if is_compiled else PrefillLayout
+        self._steps = DecodeSteps.of(policy) if is_compiled else None
+        self._step_seconds = math.inf
+        """Seconds that each of the latest steps in C took."""
         self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
         self.cache = cache
         self.repeats_bits = False
@@ -102,31 +109,41 @@ class Runner:
         """Make room in the cache for the next pass."""
         self.cache.fit(_need(scheduler))
 
-    def decode(self, scheduler: Scheduler, most: int) -> Drawn:
-        """Feed every row its newest token and drafts; draw up to `most`."""
+    def decode(self, scheduler: Scheduler, most: int, seconds: float = 0.0) -> Drawn:
+        """Feed every row its newest token and drafts; draw up to `most`.
+
+        Steps in one call of C are to take no longer than `seconds`, if one does not.
+        """
         rows = scheduler.rows
         if self._keeps_bits and any(row.known for row in rows):
             known = [row.known_next(max(1, MOST_KNOWN // len(rows))) for row in rows]
             if any(known):
                 return self._verify(scheduler, known)
         if self._drafter is None:
-            return self._decode_one(scheduler)
+            return self._decode_plain(scheduler, most, seconds)
         drafts = self._drafter.draft(rows, most)
         started = time.perf_counter()
-        drawn = self._verify(scheduler, drafts) if any(drafts) else self._decode_one(scheduler)
+        drawn = self._verify(scheduler, drafts) if any(drafts) else self._decode_plain(scheduler, most, seconds)
         self._drafter.note(rows, sum(map(len, drafts)), drawn, time.perf_counter() - started)
         return drawn
 
-    def _decode_one(self, scheduler: Scheduler) -> Drawn:
-        """Feed every row its newest token and draw the next."""
-        rows, device = scheduler.rows, self._policy.device
-        self.fit(scheduler)
+    def _decode_plain(self, scheduler: Scheduler, most: int, seconds: float) -> Drawn:
+        """Feed every row its newest token and draw the next, or up to `most` in C."""
+        rows, device, started = scheduler.rows, self._policy.device, time.perf_counter()
+        left = min(row.sampling.max_tokens - len(row.token_ids) for row in rows)
         grid, draws = self._composition(scheduler)
+        num_steps = max(1, min(most, left, int(seconds / self._step_seconds))) if draws.in_c else 1
+        self.cache.fit(_need(scheduler, [range(num_steps - 1)] * len(rows)))
         lengths = [row.num_own for row in rows]
         newest_R, length_R, turn_R = to_device(
             [[row.token_ids[-1] for row in rows], lengths, [len(row.token_ids) for row in rows]], device
         )
         layout = self._decode_layout(self.cache, grid, length_R, min(lengths), max(lengths))
+        if self._steps is not None and draws.in_c is not None and isinstance(layout, CompiledDecodeLayout):
+            found = self._steps.run(draws.in_c, layout, newest_R, turn_R, num_steps)
+            self._step_seconds = (time.perf_counter() - started) / len(found[0])
+            token_ids, logprobs = (each.flatten().tolist() for each in found)
+            return [*rows] * len(found[0]), *on_host(token_ids, logprobs)
         every_R = torch.arange(len(rows), device=device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
         return rows, *self._draw(logits_RV, draws, turn_R)
@@ -301,7 +318,7 @@ class Runner:
             rows, device = scheduler.rows, self._policy.device
             prompt_lengths = [len(request.prompt_ids) for request in scheduler.groups]
             self._grid = Grid.of([row.request.slot for row in rows], prompt_lengths, device)
-            self._draws = Draws.of(rows, device)
+            self._draws = Draws.of(rows, device, self._steps is not None)
             self._changes_seen = scheduler.changes
         return self._grid, self._draws
 

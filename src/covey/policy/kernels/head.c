@@ -22,14 +22,7 @@ typedef struct {
 INLINE void read_block(const Softmax *h, int64_t at, int64_t count, float *room, const int half) {
     int64_t c = 0;
     for (; c + LANES <= count; c += LANES) store(room + c, load_at(h->logits, at + c, half) / h->temperature);
-    for (; c < count; c++) {
-        float value;
-        if (half) {
-            const uint32_t bits = (uint32_t)((const uint16_t *)h->logits)[at + c] << 16;
-            memcpy(&value, &bits, sizeof value);
-        } else value = ((const float *)h->logits)[at + c];
-        room[c] = value / h->temperature;
-    }
+    for (; c < count; c++) room[c] = number_at(h->logits, at + c, half) / h->temperature;
 }
 
 /* The sums of exp(x) and of exp(x) x over a block, x what is there less `most`. */

@@ -180,6 +180,12 @@ INLINE uint16_t rounded(float value) {
     return value == value ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
 }
 
+INLINE float nearest(float value) {
+    const uint32_t bits = (uint32_t)rounded(value) << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* The same of a vector, in the upper halves. */
 INLINE words rounded_lanes(lanes value) {
     const words bits = (words)value, near = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
@@ -193,6 +199,14 @@ INLINE lanes load_at(const void *from, int64_t at, const int half) {
     halves value;
     memcpy(&value, (const uint16_t *)from + at, sizeof value);
     return widened(value);
+}
+
+INLINE float number_at(const void *from, int64_t at, const int half) {
+    if (!half) return ((const float *)from)[at];
+    const uint32_t bits = (uint32_t)((const uint16_t *)from)[at] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 INLINE void put(void *to, int64_t at, float value, const int half) {

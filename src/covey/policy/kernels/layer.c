@@ -11,6 +11,7 @@
    the next one is fetched, in as many parts as there are blocks of rows. */
 
 #include "decode.h"
+#include "draw.h"
 #include "mixer.h"
 #include <omp.h>
 #include <sys/mman.h>
@@ -74,14 +75,14 @@ typedef struct {
 
 typedef struct {
     float *hidden;                 /* rows x hidden width, changed in place */
-    const float *cosines, *sines;  /* rows x numbers that are turned, of each kind of layer */
+    const float *cosines, *sines;  /* steps x rows x numbers that are turned, of each kind of layer */
     float *heads;                  /* rows x (queries, keys, values) x head width, or what a mixer reads */
     float *attended;               /* rows x what enters the output */
     float *mixed;                  /* rows x what a mixer convolves */
     void *normed, *gated;          /* room for BATCH rows of what enters a product */
     void *narrow[2];               /* the same of what enters the second product of an adapter */
     void *eighths;                 /* the same of what is rounded to eight bits */
-    int64_t rows, num_threads;
+    int64_t rows, angle_rows, first_angle, num_threads; /* rows of all steps, and those of steps before this one */
 } Pass;
 
 /* What a layer's attention reads, and how (struct Decode). */
@@ -407,7 +408,7 @@ INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
         float *heads = p->heads + first * l->into.outer;
         const void *x = normed_operand(l, p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, half);
         multiply_rows(&l->into, ready(&l->into, x, p->eighths, rows), p->narrow[0], NULL, 1.0f, heads, rows, half);
-        const int64_t at = l->angles * p->rows + first * l->turned;
+        const int64_t at = l->angles * p->angle_rows + (p->first_angle + first) * l->turned;
         if (l->num_queries) rotate_rows(l, p->cosines + at, p->sines + at, heads, rows);
     }
 }
@@ -519,6 +520,100 @@ void covey_product(const Product *p, const float *x, float *out, void *const roo
                    int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
     IN_TILES(half ? product(p, x, out, room, rows, 1) : product(p, x, out, room, rows, 0))
+}
+
+/* Steps of decoding: of each the layers, the head and the draw, whose tokens the next one reads. */
+typedef struct {
+    const Layer *layers;
+    const Cached *cached;
+    const Pass *pass;
+    const Decode *attention;  /* own lengths grow by the steps */
+    const void *embedding;    /* tokens x hidden width */
+    const float *norm;        /* before the head */
+    const Product *head;
+    int64_t *newest;          /* of rows: what the first step reads, and then what was drawn */
+    const int64_t *stops;     /* rows x num_stops: tokens that end a row, or -1 */
+    Draws draws;              /* of the first step; no tokens: logits are all that is wanted */
+    int64_t num_layers, num_stops, steps, half_embedding;
+    float eps, factor;        /* of embeddings */
+} Steps;
+
+INLINE void embed_rows(const Steps *s) {
+    const int64_t width = s->layers->hidden_width, rows = s->pass->rows;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t c = 0; c < width; c++) {
+            const float x = s->factor * number_at(s->embedding, s->newest[row] * width + c, s->half_embedding);
+            s->pass->hidden[row * width + c] = s->half_embedding ? nearest(x) : x;
+        }
+}
+
+/* Hidden numbers as the head reads them, of the type of embeddings. */
+INLINE void end_rows(const Steps *s) {
+    const int64_t width = s->layers->hidden_width;
+    float *hidden = s->pass->hidden;
+    norm_rows(hidden, s->norm, hidden, s->pass->rows, width, s->eps, 0);
+    if (!s->half_embedding) return;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < s->pass->rows; row++)
+        for (int64_t c = row * width; c < (row + 1) * width; c++) hidden[c] = nearest(hidden[c]);
+}
+
+INLINE int ends(const Steps *s, int64_t row) {
+    for (int64_t n = 0; n < s->num_stops; n++)
+        if (s->stops[row * s->num_stops + n] == s->newest[row]) return 1;
+    return 0;
+}
+
+/* Draw a step's tokens; 1 where one ends its row. */
+INLINE int draw_step(const Steps *s, int64_t step) {
+    Draws d = s->draws;
+    int has_ended = 0;
+    d.tokens += step * d.rows, d.logprobs += step * d.rows, d.uniforms += step * d.rows;
+    sum_blocks(&d);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < d.rows; row++) {
+        draw_row(&d, row);
+        s->newest[row] = d.tokens[row];
+        ((int64_t *)s->attention->own_lengths)[row]++;
+    }
+    for (int64_t row = 0; row < d.rows; row++) has_ended |= ends(s, row);
+    return has_ended;
+}
+
+/* Returns the number of steps, which is the same in all threads. */
+INLINE int64_t decode_steps(const Steps *s, const int half) {
+    Pass p = *s->pass; /* of each thread */
+    void *const room[3] = {p.normed, p.narrow[0], p.eighths};
+    for (int64_t step = 0; step < s->steps; step++, p.first_angle += p.rows) {
+        embed_rows(s);
+        decode_layers(s->layers, s->cached, s->num_layers, &p, s->attention, half);
+        end_rows(s);
+        product(s->head, p.hidden, (float *)s->draws.logits, room, p.rows, half);
+        if (!s->draws.tokens) break;
+        if (draw_step(s, step)) return step + 1;
+    }
+    return s->steps;
+}
+
+int64_t covey_decode_steps(const Steps *s) {
+    int64_t steps = 0;
+#pragma omp parallel num_threads(s->pass->num_threads)
+    IN_TILES({
+        const int64_t own = s->layers->half ? decode_steps(s, 1) : decode_steps(s, 0);
+        if (omp_get_thread_num() == 0) steps = own;
+    })
+    return steps;
+}
+
+/* Tokens and natural log-probabilities of rows of logits. */
+void covey_draw(const Draws *d, int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    {
+        sum_blocks(d);
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < d->rows; row++) draw_row(d, row);
+    }
 }
 
 /* What a vector of a packed row holds of the inputs from `from` on: LANES of them, or as many pairs in bfloat16. */

@@ -32,7 +32,7 @@ SUPPORT: dict[str, Support] = {
         tuple(RECURRENCE / name for name in ("scan.c", "scan_gradient.c", "conv.c")), (torch.float32, torch.bfloat16)
     ),
     "optimizer": Support((KERNELS / "adamw.c",), (torch.float32,)),
-    "decode": Support((KERNELS / "layer.c", KERNELS / "sample.c"), (torch.float32, torch.bfloat16)),
+    "decode": Support((KERNELS / "layer.c",), (torch.float32, torch.bfloat16)),
 }
 """Packed attention of the training pass; norms, gates, rotary positions and gradients of weights; layers with a state;
 AdamW; decoding.

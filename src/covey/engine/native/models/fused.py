@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from covey.engine.native.compiled import Cached, CompiledDecodeLayout
+from covey.engine.native.compiled import Cached, CompiledDecodeLayout, Draws
 from covey.engine.native.models.families import ROLES, LayerParts, eps_of, family_of, has_gate, norm_offset, parts_of
 from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
@@ -54,7 +54,19 @@ class Pass(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("mixed", "normed", "gated")),
         ("narrow", ctypes.c_void_p * 2),
         ("eighths", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("rows", "angle_rows", "first_angle", "num_threads")),
+    )
+
+
+class Steps(ctypes.Structure):
+    """The struct of the same name in layer.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layers", "cached", "pass_", "attention", "embedding", "norm", "head")),
+        *((name, ctypes.c_void_p) for name in ("newest", "stops")),
+        ("draws", Draws),
+        *((name, ctypes.c_int64) for name in ("num_layers", "num_stops", "steps", "half_embedding")),
+        *((name, ctypes.c_float) for name in ("eps", "factor")),
     )
 
 
@@ -205,19 +217,13 @@ class FusedModel(nn.Module):
         """Map tokens, or their embeddings, to last hidden states (1, T, C)."""
         embedded_1TC = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         embedded_1TC = embedded_1TC if self._factor == 1.0 else embedded_1TC * self._factor
-        # All tensors are held until the last call is done: what is made in passing would be freed before.
         hidden_TC = embedded_1TC[0].float().contiguous()
-        angles = self._angles(embedded_1TC, position_ids)
-        whole = [hidden_TC.new_empty(len(hidden_TC), width) for width in self._widths[:3]]
-        rooms = [hidden_TC.new_empty(BATCH * width) for width in self._widths[3:]]
-        pointers = [tensor.data_ptr() for tensor in (hidden_TC, *angles, *whole, *rooms)]
-        narrow = (ctypes.c_void_p * 2)(*pointers[-2:])
-        eighths = torch.empty(self._eighths, dtype=torch.int8)
-        tensors = Pass(*pointers[:-2], narrow, eighths.data_ptr(), len(hidden_TC), torch.get_num_threads())
+        tensors, held = self._describe_pass(hidden_TC, embedded_1TC, position_ids)
         if isinstance(layout, CompiledDecodeLayout):
-            self._decode(tensors, layout)
+            how = self._cached_for(layout), ctypes.c_int64(len(self._layers)), ctypes.byref(tensors)
+            self._c.covey_decode_layers(self._calls, *how, ctypes.byref(layout.call))
         else:
-            self._mix_between(tensors, hidden_TC, whole[0], layout)
+            self._mix_between(tensors, hidden_TC, held[3], layout)
         self._normalise(hidden_TC)
         return MoeModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
 
@@ -234,16 +240,43 @@ class FusedModel(nn.Module):
             call.turned, call.angles = widths[place], sum(widths[:place])
         return [torch.cat([angle[0].float().flatten() for angle in angles]) for angles in zip(*found, strict=True)]
 
-    def _decode(self, tensors: Pass, layout: CompiledDecodeLayout) -> None:
+    def run_steps(self, layout: CompiledDecodeLayout, position_SR: Tensor, steps: Steps, narrow: int) -> int:
+        """Run steps of decoding; return how many were done before a row ended.
+
+        `narrow`: inner numbers per row of the head's adapter.
+        """
+        weight_VC = self.get_input_embeddings().get_parameter("weight")
+        hidden_RC = torch.empty(position_SR.shape[1], weight_VC.shape[1])
+        tensors, _held = self._describe_pass(hidden_RC, weight_VC, position_SR.view(1, -1), narrow)
+        steps.layers, steps.cached = (ctypes.addressof(each) for each in (self._calls, self._cached_for(layout)))
+        steps.pass_, steps.attention = ctypes.addressof(tensors), ctypes.addressof(layout.call)
+        steps.embedding, steps.half_embedding = weight_VC.data_ptr(), weight_VC.dtype == torch.bfloat16
+        steps.norm, steps.eps, steps.factor = self._norm.data_ptr(), self._eps, self._factor
+        steps.num_layers = len(self._layers)
+        self._c.covey_decode_steps.restype = ctypes.c_int64
+        return int(self._c.covey_decode_steps(ctypes.byref(steps)))
+
+    def _describe_pass(
+        self, hidden_RC: Tensor, embedded: Tensor, position_1T: Tensor, narrow: int = 0
+    ) -> tuple[Pass, Sequence[Tensor]]:
+        """Return the struct of a pass, and its tensors, to be held until it is done."""
+        whole = [torch.empty(len(hidden_RC), width) for width in self._widths[:3]]
+        rooms = [torch.empty(BATCH * max(width, narrow)) for width in self._widths[3:]]
+        held = [hidden_RC, *self._angles(embedded, position_1T), *whole, *rooms, torch.empty(self._eighths, dtype=torch.int8)]
+        *pointers, first, second, eighths = (tensor.data_ptr() for tensor in held)
+        narrows = (ctypes.c_void_p * 2)(first, second)
+        sizes = len(hidden_RC), position_1T.shape[1], 0, torch.get_num_threads()
+        return Pass(*pointers, narrows, eighths, *sizes), held
+
+    def _cached_for(self, layout: CompiledDecodeLayout) -> Any:
+        """Return the pointers into the cache, kept as long as its tensors."""
         kept = layout.kept
         if len(kept) != len(self._kept) or any(known() is not own for known, own in zip(self._kept, kept, strict=True)):
-            # Pointers stay as long as the tensors
             places = [None if layer.mixed is None else layer.mixed.place for layer in self._layers]
             read = zip(self._layers, places, strict=True)
             each = (layout.make_cache_struct(layer.index, layer.rule, place) for layer, place in read)
             self._cached, self._kept = (Cached * len(self._layers))(*each), [weakref.ref(tensor) for tensor in kept]
-        how = ctypes.byref(tensors), ctypes.byref(layout.call)
-        self._c.covey_decode_layers(self._calls, self._cached, ctypes.c_int64(len(self._layers)), *how)
+        return self._cached
 
     def _mix_between(self, tensors: Pass, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> None:
         """Compute the layers around what mixes their tokens."""
