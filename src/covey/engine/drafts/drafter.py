@@ -157,7 +157,7 @@ class Drafter:
         return [[guess.token_id for guess in own[: of_slot[slot]]] for slot, own in enumerate(self._guesses)]
 
     def note(self, rows: Sequence[DecodeRow], num_drafted: int, drawn: Drawn, seconds: float) -> None:
-        """Learn from a pass, or several without drafts: what was drawn, and the seconds."""
+        """Learn from a pass, or several without drafts: tokens and seconds."""
         drawn_rows, token_ids, _ = drawn
         passes = 1 if num_drafted else len(token_ids) // len(rows)
         plain = self._pace.seconds(len(rows))

@@ -55,8 +55,8 @@ class Cached(ctypes.Structure):
     )
 
 
-class Draws(ctypes.Structure):
-    """The struct of the same name in draw.h."""
+class DrawsCall(ctypes.Structure):
+    """The struct Draws of draw.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "uniforms", "temperatures", "tokens", "logprobs")),
@@ -167,13 +167,13 @@ def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R:
     token_R, temperature_R = (torch.full((len(logits_RV),), each) for each in (0, float(temperature)))
     logprob_R, rooms = torch.empty(len(logits_RV)), draw_rooms(*logits_RV.shape)
     tensors = logits_RV, uniform_R, temperature_R, token_R, logprob_R, *rooms
-    draws = Draws(*(tensor.data_ptr() for tensor in tensors), *logits_RV.shape)
+    draws = DrawsCall(*(tensor.data_ptr() for tensor in tensors), *logits_RV.shape)
     library(SOURCE).covey_draw(ctypes.byref(draws), ctypes.c_int64(torch.get_num_threads()))
     return token_R, logprob_R
 
 
 def draw_rooms(num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the room of a draw, for two numbers of each block of tokens."""
+    """Return the room of a draw, blocks of tokens by rows."""
     num_blocks = -(-num_tokens // sampling.BLOCK)
     return torch.empty(num_rows * num_blocks), torch.empty(num_rows * num_blocks)
 

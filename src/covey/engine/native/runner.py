@@ -128,7 +128,7 @@ class Runner:
         return drawn
 
     def _decode_plain(self, scheduler: Scheduler, most: int, seconds: float) -> Drawn:
-        """Feed every row its newest token and draw the next, or up to `most` in C."""
+        """Feed every row its newest token; draw one, or several in C."""
         rows, device, started = scheduler.rows, self._policy.device, time.perf_counter()
         left = min(row.sampling.max_tokens - len(row.token_ids) for row in rows)
         grid, draws = self._composition(scheduler)

@@ -1,6 +1,7 @@
-"""Steps of decoding in one call of C: layers, head, draw, and the embedding that the next one reads.
+"""Run several steps of decoding in one call of C.
 
-There are as many as wanted, or up to the first that ends a row. Their numbers are those of one step at a time.
+A step is layers, head, draw, and the embedding that the next one reads. There are as many as wanted, or up to the first
+that ends a row. Their numbers are those of one step at a time.
 
 Shapes: S steps, R rows, K stop tokens, V vocabulary.
 """
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from covey.engine.native.compiled import CompiledDecodeLayout, Draws, draw_rooms
+from covey.engine.native.compiled import CompiledDecodeLayout, DrawsCall, draw_rooms
 from covey.engine.native.decode_weights import is_fused
-from covey.engine.native.models.fused import FusedModel, Steps
+from covey.engine.native.models.fused import FusedModel, StepsCall
 from covey.engine.native.panels import CompiledLinear
 from covey.engine.native.rows import DecodeRow
 from covey.policy.policy import Policy, head_modules
@@ -51,7 +52,7 @@ class DecodeSteps:
 
     @staticmethod
     def of(policy: Policy) -> "DecodeSteps | None":
-        """Return the steps of a decode policy, None where C computes but parts of it."""
+        """Return the steps, None where C computes only parts of the policy."""
         model, heads = policy.causal_lm.base_model, head_modules(policy.causal_lm)
         if not isinstance(model, FusedModel) or not is_fused(policy) or not policy.head_is_linear or len(heads) != 1:
             return None
@@ -70,8 +71,8 @@ class DecodeSteps:
         logits_RV = torch.empty(num_rows, packed.product.outer)
         rooms = draw_rooms(*logits_RV.shape)
         tensors = logits_RV, uniform_SR, rows.temperature_R, token_SR, logprob_SR, *rooms
-        draws = Draws(*(tensor.data_ptr() for tensor in tensors), *logits_RV.shape)
-        steps = Steps(newest=newest_R.data_ptr(), stops=rows.stop_RK.data_ptr(), draws=draws, steps=num_steps)
+        draws = DrawsCall(*(tensor.data_ptr() for tensor in tensors), *logits_RV.shape)
+        steps = StepsCall(newest=newest_R.data_ptr(), stops=rows.stop_RK.data_ptr(), draws=draws, steps=num_steps)
         steps.head, steps.num_stops = ctypes.addressof(packed.product), rows.stop_RK.shape[1]
         position_SR = layout.position_R + step_S1 + self._first
         done = self._model.run_steps(layout, position_SR, steps, packed.narrow_width)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from covey.engine.native.compiled import Cached, CompiledDecodeLayout, Draws
+from covey.engine.native.compiled import Cached, CompiledDecodeLayout, DrawsCall
 from covey.engine.native.models.families import ROLES, LayerParts, eps_of, family_of, has_gate, norm_offset, parts_of
 from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
@@ -58,13 +58,13 @@ class Pass(ctypes.Structure):
     )
 
 
-class Steps(ctypes.Structure):
-    """The struct of the same name in layer.c."""
+class StepsCall(ctypes.Structure):
+    """The struct Steps of layer.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("layers", "cached", "pass_", "attention", "embedding", "norm", "head")),
         *((name, ctypes.c_void_p) for name in ("newest", "stops")),
-        ("draws", Draws),
+        ("draws", DrawsCall),
         *((name, ctypes.c_int64) for name in ("num_layers", "num_stops", "steps", "half_embedding")),
         *((name, ctypes.c_float) for name in ("eps", "factor")),
     )
@@ -240,8 +240,8 @@ class FusedModel(nn.Module):
             call.turned, call.angles = widths[place], sum(widths[:place])
         return [torch.cat([angle[0].float().flatten() for angle in angles]) for angles in zip(*found, strict=True)]
 
-    def run_steps(self, layout: CompiledDecodeLayout, position_SR: Tensor, steps: Steps, narrow: int) -> int:
-        """Run steps of decoding; return how many were done before a row ended.
+    def run_steps(self, layout: CompiledDecodeLayout, position_SR: Tensor, steps: StepsCall, narrow: int) -> int:
+        """Run steps until one ends a row; return their number.
 
         `narrow`: inner numbers per row of the head's adapter.
         """
@@ -259,10 +259,16 @@ class FusedModel(nn.Module):
     def _describe_pass(
         self, hidden_RC: Tensor, embedded: Tensor, position_1T: Tensor, narrow: int = 0
     ) -> tuple[Pass, Sequence[Tensor]]:
-        """Return the struct of a pass, and its tensors, to be held until it is done."""
+        """Return a struct and the tensors to hold until it is read."""
         whole = [torch.empty(len(hidden_RC), width) for width in self._widths[:3]]
         rooms = [torch.empty(BATCH * max(width, narrow)) for width in self._widths[3:]]
-        held = [hidden_RC, *self._angles(embedded, position_1T), *whole, *rooms, torch.empty(self._eighths, dtype=torch.int8)]
+        held = [
+            hidden_RC,
+            *self._angles(embedded, position_1T),
+            *whole,
+            *rooms,
+            torch.empty(self._eighths, dtype=torch.int8),
+        ]
         *pointers, first, second, eighths = (tensor.data_ptr() for tensor in held)
         narrows = (ctypes.c_void_p * 2)(first, second)
         sizes = len(hidden_RC), position_1T.shape[1], 0, torch.get_num_threads()
