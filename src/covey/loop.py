@@ -173,6 +173,7 @@ def train_steps(run: Run, record: RunRecorder, first: int, stopper: Stopper, *, 
         with record.outside_of_steps():
             record.settle()
             if evaluates_late and record.evaluated_at < 0:
+                record.keep_environment_metrics()
                 evaluate_and_log(run, record, step=0)
 
     try:

@@ -26,7 +26,7 @@ from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Group, Rollout
 from covey_preflight.budget import affordable_tokens, shorten_groups, tokens_of, uncertain
-from covey_preflight.rounding import explained_error, explained_logprobs, kind_of
+from covey_preflight.rounding import explained_error, explained_logprobs, kind_of, square
 from covey_preflight.subject import Check, PreflightContext
 
 SAMPLERS_NOTE = "; each sampler compares its own on a probe whenever it takes weights"
@@ -248,11 +248,11 @@ def laid_out(subject: PreflightContext, rows: Sequence[Sequence[Row]], packing: 
 
 
 def entries(model: nn.Module) -> list[Tensor]:
-    """Return this rank's gradient in float64, evenly thinned if large."""
+    """Copy this rank's gradient, in float32 at least, evenly thinned if large."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     stride = -(-sum(p.numel() for p in parameters) // MAX_ENTRIES)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    return [local(g).flatten()[::stride].double() for g in gradients]
+    return [local(g).flatten()[::stride].to(torch.promote_types(g.dtype, torch.float32), copy=True) for g in gradients]
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -268,8 +268,7 @@ def norm_of(pieces: Sequence[Tensor]) -> float:
 
     If each holds the whole gradient, all norms grow by the same factor.
     """
-    squares = [piece.square().sum() for piece in pieces]
-    return float(collectives.all_sum(torch.stack(squares).sum()).sqrt())
+    return float(collectives.all_sum(torch.tensor(sum(map(square, pieces)), dtype=torch.float64)).sqrt())
 
 
 def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:

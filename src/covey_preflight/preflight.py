@@ -22,7 +22,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.state import generators, restore_generators
 from covey.system import collectives
 from covey.system.jsonl import write_json
-from covey.system.machine import release_memory
+from covey.system.machine import release_memory, small_pages
 from covey.system.text.format import duration
 from covey_preflight.custom import check_custom, has_custom
 from covey_preflight.episodes import check_episodes, has_episodes
@@ -73,7 +73,7 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
     subject = _as_computed(subject)
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
-    with leaving_no_trace(subject.run):
+    with small_pages(), leaving_no_trace(subject.run):
         stages = [stage for stage in STAGES if stage.concerns(subject)]
         for number, stage in enumerate(stages, start=1):
             missing = [name for name in stage.needs if not checks[name].passed]

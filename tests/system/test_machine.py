@@ -64,7 +64,7 @@ def test_memory_is_released_after_a_step_that_is_long_beside_the_clearing(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is the C library of Linux")
 @pytest.mark.skipif("[never]" in LARGE_PAGES.read_text(), reason="the kernel has large pages switched off")
-def test_the_heap_lies_in_large_pages_also_after_a_release() -> None:
+def test_the_heap_lies_in_large_pages_but_during_short_work() -> None:
     script = (
         "import ctypes, re, sys\nfrom pathlib import Path\nfrom covey.system import machine\n"
         "libc = ctypes.CDLL(None)\nlibc.malloc.restype = ctypes.c_void_p\n"
@@ -77,6 +77,9 @@ def test_the_heap_lies_in_large_pages_also_after_a_release() -> None:
         "machine.keep_memory()\nmachine.ask_for_large_pages()\nfirst = touched()\n"
         "machine.release_memory()\nsecond = touched()\n"
         "assert min(first, second) >= 60, (first, second)\n"
+        "machine.release_memory()\nwith machine.small_pages():\n    small = touched()\n"
+        "machine.release_memory()\nthird = touched()\n"
+        "assert small < 4 and third >= 60, (small, third)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -249,11 +249,9 @@ def evaluate_and_log(run: Run, record: RunRecorder, step: int) -> None:
 def may_answer_first(run: Run, record: RunRecorder) -> bool:
     """Return True if the first evaluation may follow the first step's answers.
 
-    Both are of the same weights, so training begins at once. Not where the evaluation may end the run, or where an
-    environment counts its verdicts.
+    Both are of the same weights, so training begins at once. Not where the evaluation may end the run.
     """
-    counts = type(run.environment).metrics is not Environment.metrics
-    return record.behind.apart and not counts and not run.config.doctor.stop_on and run.config.num_steps > 0
+    return record.behind.apart and not run.config.doctor.stop_on and run.config.num_steps > 0
 
 
 def is_best(scores: Sequence[float]) -> bool:

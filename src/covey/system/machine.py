@@ -25,6 +25,8 @@ NEVER = -1
 """A pass frees more than the 2 GiB that mallopt can name."""
 TOP_PAD_BYTES = 2**28
 LARGE_PAGE = 2**21
+SET_THP_DISABLE, GET_THP_DISABLE = 41, 42
+"""Names of Linux's prctl."""
 KEPT_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**62),
@@ -108,6 +110,18 @@ def ask_for_large_pages() -> None:
             first, end = (at // LARGE_PAGE * LARGE_PAGE for at in (block + LARGE_PAGE, block + size))
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
             libc.free(ctypes.c_void_p(block))
+
+
+@contextmanager
+def small_pages() -> Iterator[None]:
+    """Take new memory in small pages, for work of seconds."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *of: 0)  # of Linux alone
+    before = prctl(GET_THP_DISABLE, 0, 0, 0, 0)
+    prctl(SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(SET_THP_DISABLE, before, 0, 0, 0)
 
 
 class Heap:

@@ -1,6 +1,7 @@
 """What a step leaves is written beside the next one, and changes no number."""
 
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,27 @@ from covey.run.checkpoints import checkpoint
 from covey.run.given import RunObjects
 from covey.run.records.callbacks import Callback
 from covey.system.disk import WriteError
+from covey.types import Failure, Prompt, Reward
 from covey_report.verify import proof
 
+from ...support.scripted import Scripted
 from ...support.small import rows, scripted, small_config, use
 
 FILES = ("metrics", "rollouts", "evaluations", "verdicts", "traces", "updates", "proof")
+
+
+class Counting(Scripted):
+    """Tells the verdicts since it was last asked."""
+
+    num_scored = 0
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        self.num_scored += len(completions)
+        return await super().score(prompt, completions)
+
+    def metrics(self) -> Mapping[str, float]:
+        found, self.num_scored = self.num_scored, 0
+        return {"scored": float(found)}
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:
@@ -70,7 +87,7 @@ def test_digests_rows_and_checkpoints_are_made_beside_the_next_step(
 def test_the_first_step_begins_before_the_evaluation_and_all_numbers_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, scripted())
+    use(monkeypatch, Counting(scripted().texts, scripted().verdict))
     done = list[str]()
     for module, name in ((loop, "take"), (stages, "answer"), (loop, "update")):
         follow(monkeypatch, module, name, done)
@@ -80,6 +97,8 @@ def test_the_first_step_begins_before_the_evaluation_and_all_numbers_stay(
     alone = finished(tmp_path / "alone", Callback())  # who listens is told of the evaluation before the step
     assert done[:3] == ["answer", "take", "update"]
     assert [row["step"] for row in beside["verdicts"]] == [0, 2, 4, 5]
+    of_steps = [row["environment/scored"] for row in beside["metrics"] if row["kind"] == "train"]
+    assert of_steps == [8.0] * 5  # those of an evaluation are in its own row
     assert beside == alone
 
 

@@ -227,9 +227,10 @@ def test_an_environment_that_logs_is_asked_for_every_row_and_closed_at_the_end(
     use(monkeypatch, held)
     train(small_config(preflight__enabled=False), tmp_path)
     evaluated = 2 * (1 + 2)
-    assert held.asked == [evaluated, evaluated + 8, evaluated + 16, 2 * evaluated + 16]
-    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [14.0, 22.0]
-    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "evaluate")] == [6.0, 28.0]
+    # The first step's answers come before the first evaluation's, and are in the row of the step
+    assert held.asked == [8, 8 + evaluated, 16 + evaluated, 16 + 2 * evaluated]
+    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [8.0, 22.0]
+    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "evaluate")] == [14.0, 28.0]
     assert held.num_closed == 1
 
 

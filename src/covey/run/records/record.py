@@ -125,6 +125,7 @@ class RunRecorder:
         self._traces: Any = None
         self.journal: RolloutJournal | None = None
         self._proof: Any = None
+        self._kept_metrics: dict[str, float] | None = None
         self.sides, self.looked_at, self._prompts = SIDES, "", ""
         self._is_as_left = config.resume is not None
         """Whether the run has begun without a step yet, so its folder still describes it."""
@@ -234,7 +235,7 @@ class RunRecorder:
             **{f"advantage/{name}": number for name, number in credit.metrics.items()},
             **{f"dropped/{name}": float(n) for name, n in drops.items()},
             **self.run.source.take_metrics(),
-            **self._environment_metrics(),
+            **(self._environment_metrics() if self._kept_metrics is None else self._kept_metrics),
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
@@ -244,6 +245,7 @@ class RunRecorder:
             row |= dict.fromkeys(OF_REWARDS)
         if self.run.policy.mask_id is not None:
             row |= fill_metrics(groups, credit, row)
+        self._kept_metrics = None
         self._samplers.add(row)
         self.callbacks.step(step + 1, row)
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
@@ -289,6 +291,10 @@ class RunRecorder:
         for of_rank in collectives.all_gather(dict(own)):
             drops.update(of_rank)
         return drops
+
+    def keep_environment_metrics(self) -> None:
+        """Take the environment's metrics of a step before its end."""
+        self._kept_metrics = self._environment_metrics()
 
     def _environment_metrics(self) -> dict[str, float]:
         """Return the environment's metrics as means over ranks.
