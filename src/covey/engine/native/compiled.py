@@ -36,11 +36,12 @@ class Decode(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("query", "new_key", "new_value", "prompt_keys", "prompt_values")),
         *((name, ctypes.c_void_p) for name in ("row_keys", "row_values", "out")),
         *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths", "holders")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "query_norm", "key_norm")),
         *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_groups", "group_width", "num_key_heads")),
         *((name, ctypes.c_int64) for name in ("queries_per_key", "width", "prompt_slots", "row_slots")),
-        *((name, ctypes.c_int64) for name in ("window", "out_stride", "half", "num_threads")),
-        ("scaling", ctypes.c_float),
+        *((name, ctypes.c_int64) for name in ("window", "out_stride", "half", "half_out", "turned", "num_threads")),
+        *((name, ctypes.c_float) for name in ("scaling", "head_eps")),
     )
 
 

@@ -21,18 +21,22 @@ typedef struct {
     const float *query, *new_key, *new_value;         /* rows x heads x width, strides below */
     const void *prompt_keys, *prompt_values;          /* groups x key heads x prompt_slots x width */
     void *row_keys, *row_values;                      /* rows x key heads x row_slots x width */
-    float *out;                                       /* rows x heads x width, rows `out_stride` apart */
+    void *out;                                        /* rows x heads x width, rows `out_stride` apart */
     const int64_t *row_of_cell;                       /* groups x group_width; -1: no row */
     const int64_t *prompt_lengths;                    /* of groups */
     const int64_t *own_lengths;                       /* of rows, without the new token */
     const int64_t *holders;                           /* whose cache each row reads and writes; NULL: its own */
+    const float *cosines, *sines;                     /* rows x turned, to which heads are turned here; NULL: they are */
+    const float *query_norm, *key_norm;               /* of a head, before it is turned; or NULL */
     int64_t query_strides[2], key_strides[2], value_strides[2]; /* of rows and heads */
     int64_t num_rows, num_groups, group_width, num_key_heads, queries_per_key, width, prompt_slots, row_slots;
     int64_t window;                                   /* tokens seen, the new one included */
     int64_t out_stride;
     int64_t half;                                     /* whether keys and values are kept as bfloat16 */
+    int64_t half_out;
+    int64_t turned;
     int64_t num_threads;
-    float scaling;
+    float scaling, head_eps;
 } Decode;
 
 typedef struct {
@@ -95,8 +99,10 @@ INLINE void score_quad(const Query *quad, Stretch keys, int64_t count, Scores sc
 INLINE float weigh(Softmax *softmax, float *score, int64_t hidden, int64_t count) {
     const float before = softmax->most, most = largest(score + hidden, count - hidden, before);
     const float shrink = exponential(before - most);
+    for (int64_t p = count; p % LANES; p++) score[p] = most;
+    for (int64_t p = 0; p < count; p += LANES)
+        for (int64_t j = p; j < p + LANES; j++) score[j] = exponential(score[j] - most);
     for (int64_t p = 0; p < hidden; p++) score[p] = 0.0f;
-    for (int64_t p = hidden; p < count; p++) score[p] = exponential(score[p] - most);
     softmax->sum = softmax->sum * shrink + total(score, count);
     softmax->most = most;
     return shrink;
@@ -180,9 +186,25 @@ static Absorb *absorb_for(const Decode *d) {
     }
 }
 
+/* Halves of the numbers that turn, turned against each other. */
+INLINE void turn(float *x, const float *cosine, const float *sine, int64_t turned) {
+    const int64_t half = turned / 2;
+    for (int64_t c = 0; c < half; c++) {
+        const float a = x[c], b = x[half + c];
+        x[c] = a * cosine[c] - b * sine[c];
+        x[half + c] = b * cosine[half + c] + a * sine[half + c];
+    }
+}
+
+/* A head of a row, normed and turned to its position where that is not done yet. */
+INLINE void take_head(const Decode *d, const float *from, const float *weight, int64_t row, float *to) {
+    memcpy(to, from, (size_t)d->width * sizeof(float));
+    if (weight) norm(from, weight, to, 0, d->width, d->head_eps, 0);
+    if (d->cosines) turn(to, d->cosines + row * d->turned, d->sines + row * d->turned, d->turned);
+}
+
 /* The queries of a tile; the last ones are empty where the group is smaller. */
 INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t first, Query *tile) {
-    memset(tile, 0, (TILE + QUAD) * sizeof(Query));
     int64_t num = 0, last = smaller(first + TILE, d->group_width * d->queries_per_key);
     for (int64_t i = first; i < last; i++) {
         int64_t row = d->row_of_cell[group * d->group_width + i / d->queries_per_key];
@@ -192,8 +214,15 @@ INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t 
         query->head = key_head * d->queries_per_key + i % d->queries_per_key;
         query->first = larger(0, d->prompt_lengths[group] + d->own_lengths[row] + 1 - d->window);
         query->softmax.most = -1e30f;
-        const float *from = d->query + row * d->query_strides[0] + query->head * d->query_strides[1];
-        for (int64_t c = 0; c < d->width; c++) query->query[c] = from[c] * d->scaling;
+        query->softmax.sum = 0.0f;
+        memset(query->softmax.out, 0, (size_t)d->width * sizeof(float));
+        take_head(d, d->query + row * d->query_strides[0] + query->head * d->query_strides[1], d->query_norm, row, query->query);
+        for (int64_t c = 0; c < d->width; c++) query->query[c] *= d->scaling;
+    }
+    for (int64_t i = num; i < num + QUAD; i++) {
+        tile[i].row = -1;
+        memset(tile[i].query, 0, (size_t)d->width * sizeof(float));
+        memset(tile[i].softmax.out, 0, (size_t)d->width * sizeof(float));
     }
     return num;
 }
@@ -220,7 +249,8 @@ INLINE int64_t own_place(const Decode *d, int64_t row, int64_t key_head) {
 /* Cache a row's new token. */
 INLINE void write_new(const Decode *d, int64_t row, int64_t key_head) {
     const int64_t at = own_place(d, row, key_head) + d->own_lengths[row] * d->width;
-    const float *key = d->new_key + row * d->key_strides[0] + key_head * d->key_strides[1];
+    float key[MAX_WIDTH];
+    take_head(d, d->new_key + row * d->key_strides[0] + key_head * d->key_strides[1], d->key_norm, row, key);
     const float *value = d->new_value + row * d->value_strides[0] + key_head * d->value_strides[1];
     for (int64_t c = 0; c < d->width; c++) {
         put(d->row_keys, at + c, key[c], d->half != 0);
@@ -240,8 +270,9 @@ static void attend_to_own(const Decode *d, Absorb *take, int64_t group, int64_t 
         take(quad, num, token(keys, from, width), token(values, from, width), prompt_length + from,
              smaller(own + 1 - from, BLOCK), width);
     for (int64_t m = 0; m < num; m++) {
-        float *out = d->out + row * d->out_stride + quad[m].head * width;
-        for (int64_t c = 0; c < width; c++) out[c] = quad[m].softmax.out[c] / quad[m].softmax.sum;
+        const int64_t to = row * d->out_stride + quad[m].head * width;
+        for (int64_t c = 0; c < width; c++)
+            put(d->out, to + c, quad[m].softmax.out[c] / quad[m].softmax.sum, d->half_out != 0);
     }
 }
 
@@ -264,6 +295,21 @@ static void attend(const Decode *d, Absorb *take, int64_t group, int64_t key_hea
             fetch(d->row_keys, own_place(d, next, key_head), numbers, d->half != 0);
         }
         attend_to_own(d, take, group, key_head, &tile[i], count);
+    }
+}
+
+/* Begin to read what is cached, one of so many parts of a thread's share: the first block of each holder, for what comes
+   next of it the processor looks ahead. */
+INLINE void fetch_part(const Decode *d, int64_t thread, int64_t threads, int64_t part, int64_t parts) {
+    const int64_t prompts = d->num_groups * d->num_key_heads, all = prompts + d->num_rows * d->num_key_heads;
+    const int64_t from = thread * parts + part;
+    for (int64_t i = all * from / (threads * parts); i < all * (from + 1) / (threads * parts); i++) {
+        const int is_prompt = i < prompts;
+        const int64_t holder = (is_prompt ? i : i - prompts) / d->num_key_heads, key_head = i % d->num_key_heads;
+        const int64_t at = is_prompt ? i * d->prompt_slots * d->width : own_place(d, holder, key_head);
+        const int64_t length = is_prompt ? d->prompt_lengths[holder] : d->own_lengths[holder];
+        fetch(is_prompt ? d->prompt_keys : d->row_keys, at, smaller(length, BLOCK) * d->width, d->half != 0);
+        fetch(is_prompt ? d->prompt_values : d->row_values, at, smaller(length, BLOCK) * d->width, d->half != 0);
     }
 }
 

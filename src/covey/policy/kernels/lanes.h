@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -170,8 +171,14 @@ INLINE float largest(const float *x, int64_t count, float most) {
     return most;
 }
 
-/* A bfloat16 is the upper half of a float. */
-INLINE lanes widened(halves value) { return (lanes)(__builtin_convertvector(value, words) << 16); }
+/* A bfloat16 is the upper half of a float. Compilers widen vectors of sixteen in halves. */
+INLINE lanes widened(halves value) {
+#if LANES == 16
+    return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)value), 16);
+#else
+    return (lanes)(__builtin_convertvector(value, words) << 16);
+#endif
+}
 
 /* To the nearest bfloat16, the even one of two; NaN stays NaN. */
 INLINE uint16_t rounded(float value) {
@@ -214,6 +221,12 @@ INLINE void put(void *to, int64_t at, float value, const int half) {
         ((uint16_t *)to)[at] = rounded(value);
     else
         ((float *)to)[at] = value;
+}
+
+/* out = x / sqrt(mean(x^2) + eps) * weight */
+INLINE void norm(const float *x, const float *weight, void *out, int64_t at, int64_t width, float eps, const int half) {
+    const float scale = 1.0f / sqrtf(total_of_squares(x, width) / (float)width + eps);
+    for (int64_t c = 0; c < width; c++) put(out, at + c, x[c] * scale * weight[c], half);
 }
 
 /* Begin to read `count` numbers: what comes next is somewhere else in memory, where the processor does not look ahead. */

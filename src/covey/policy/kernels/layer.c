@@ -285,12 +285,15 @@ INLINE void narrow_rows(const Product *p, const void *x, void *narrow, int64_t r
         }
 }
 
-/* out = x * weights, or this times `scale` and what is there already in `plus`, where there is such; shared out among the threads. */
+/* out = x * weights, or this times `scale` and what is there already in `plus`, where there is such; shared out among
+   the threads, which fetch meanwhile what attention will read. */
 INLINE void multiply_rows(const Product *p, Given given, void *narrow, const float *plus, float scale, float *out,
-                          int64_t rows, const int half) {
+                          int64_t rows, const Decode *then, const int half) {
+    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), own = first_panel(p, thread);
     narrow_rows(p, given.x, narrow, rows, half);
 #pragma omp for schedule(static)
-    for (int64_t panel = 0; panel < num_panels(p); panel++)
+    for (int64_t panel = 0; panel < num_panels(p); panel++) {
+        if (then) fetch_part(then, thread, threads, panel - own, first_panel(p, thread + 1) - own);
         for (int64_t first = 0; first < rows; first += ROWS) {
             Sums sum;
             tile(p, given, narrow, first, rows - 1, panel, sum, half);
@@ -301,6 +304,7 @@ INLINE void multiply_rows(const Product *p, Given given, void *narrow, const flo
                 for (int64_t c = 0; c < count; c++) out[at + c] = plus ? plus[at + c] + scale * own[c] : own[c];
             }
         }
+    }
 }
 
 INLINE float swish(float x) {
@@ -329,38 +333,28 @@ INLINE void gate_rows(const Layer *l, Given given, void *const narrow[2], void *
         }
 }
 
-/* out = x / sqrt(mean(x^2) + eps) * weight */
-INLINE void norm(const float *x, const float *weight, void *out, int64_t at, int64_t width, float eps, const int half) {
-    const float scale = 1.0f / sqrtf(total_of_squares(x, width) / (float)width + eps);
-    for (int64_t c = 0; c < width; c++) put(out, at + c, x[c] * scale * weight[c], half);
-}
-
 INLINE void norm_rows(const float *x, const float *weight, void *out, int64_t rows, int64_t width, float eps,
                       const int half) {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) norm(x + row * width, weight, out, row * width, width, eps, half);
 }
 
-/* Norms of queries and keys, where there are any, and their rotary positions: halves of a head turn against each other. */
-INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines, float *heads, int64_t rows) {
-    const int64_t width = l->head_width, half = l->turned / 2;
+/* Norms of queries and keys, where there are any, and their rotary positions; or norms of all heads of a row alone. */
+INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines, float *heads, int64_t rows,
+                        const int turns) {
+    const int64_t width = l->head_width;
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        const float *cosine = cosines + row * l->turned, *sine = sines + row * l->turned;
         float *own = heads + row * l->into.outer, *keys = own + l->num_queries * width;
         if (l->norms_whole) {
             norm(own, l->query_norm, own, 0, l->num_queries * width, l->head_eps, 0);
             norm(keys, l->key_norm, keys, 0, l->num_keys * width, l->head_eps, 0);
         }
-        for (int64_t head = 0; head < l->num_queries + l->num_keys; head++) {
+        for (int64_t head = 0; turns && head < l->num_queries + l->num_keys; head++) {
             float *x = own + head * width;
             const float *weight = head < l->num_queries ? l->query_norm : l->key_norm;
             if (weight && !l->norms_whole) norm(x, weight, x, 0, width, l->head_eps, 0);
-            for (int64_t c = 0; c < half; c++) {
-                const float a = x[c], b = x[half + c];
-                x[c] = a * cosine[c] - b * sine[c];
-                x[half + c] = b * cosine[half + c] + a * sine[half + c];
-            }
+            turn(x, cosines + row * l->turned, sines + row * l->turned, l->turned);
         }
     }
 }
@@ -394,7 +388,7 @@ INLINE const void *normed_operand(const Layer *l, const float *hidden, const flo
 /* hidden += scale * (x * weights), or the norm of this, for which `room` is used. */
 INLINE void add_product(const Layer *l, const Product *p, Given given, void *narrow, const float *weight, float *room,
                         float *hidden, int64_t rows, const int half) {
-    multiply_rows(p, given, narrow, weight ? NULL : hidden, l->scale, weight ? room : hidden, rows, half);
+    multiply_rows(p, given, narrow, weight ? NULL : hidden, l->scale, weight ? room : hidden, rows, NULL, half);
     if (!weight) return;
     norm_rows(room, weight, room, rows, l->hidden_width, l->eps, 0);
 #pragma omp for schedule(static)
@@ -402,14 +396,21 @@ INLINE void add_product(const Layer *l, const Product *p, Given given, void *nar
         for (int64_t c = row * l->hidden_width; c < (row + 1) * l->hidden_width; c++) hidden[c] += l->scale * room[c];
 }
 
-INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
+INLINE int64_t angles_at(const Layer *l, const Pass *p) {
+    return l->angles * p->angle_rows + p->first_angle * l->turned;
+}
+
+/* `then`: attention that turns heads to their positions itself, or NULL. */
+INLINE void read_heads(const Layer *l, const Pass *p, const Decode *then, const int half) {
     for (int64_t first = 0; first < p->rows; first += BATCH) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *heads = p->heads + first * l->into.outer;
         const void *x = normed_operand(l, p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, half);
-        multiply_rows(&l->into, ready(&l->into, x, p->eighths, rows), p->narrow[0], NULL, 1.0f, heads, rows, half);
-        const int64_t at = l->angles * p->angle_rows + (p->first_angle + first) * l->turned;
-        if (l->num_queries) rotate_rows(l, p->cosines + at, p->sines + at, heads, rows);
+        const Given given = ready(&l->into, x, p->eighths, rows);
+        multiply_rows(&l->into, given, p->narrow[0], NULL, 1.0f, heads, rows, then, half);
+        const int64_t at = angles_at(l, p) + first * l->turned;
+        if (l->num_queries && (!then || l->norms_whole))
+            rotate_rows(l, p->cosines + at, p->sines + at, heads, rows, !then);
     }
 }
 
@@ -424,7 +425,13 @@ INLINE void gate_attended(const Layer *l, const float *heads, float *attended, i
         }
 }
 
-INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
+/* Whether attention leaves its results as the product behind reads them. */
+INLINE int leaves_half(const Layer *l, const Pass *p) {
+    return l->half && !l->gates && !l->mixer && p->rows <= BATCH;
+}
+
+/* `is_half`: what was attended lies rounded in `gated`. */
+INLINE void finish_layer(const Layer *l, const Pass *p, const int is_half, const int half) {
     const int64_t width = l->hidden_width;
     for (int64_t first = 0; first < p->rows; first += BATCH) {
         const int64_t rows = smaller(BATCH, p->rows - first);
@@ -432,7 +439,7 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
         if (l->output.outer) {
             float *from = p->attended + first * l->output.inner;
             if (l->gates) gate_attended(l, p->heads + first * l->into.outer, from, rows);
-            const void *attended = operand(from, p->gated, rows, l->output.inner, half);
+            const void *attended = is_half ? p->gated : operand(from, p->gated, rows, l->output.inner, half);
             const Given given = ready(&l->output, attended, p->eighths, rows);
             add_product(l, &l->output, given, p->narrow[0], l->norm_mixed, p->normed, hidden, rows, half);
         }
@@ -443,16 +450,31 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
     }
 }
 
+/* Compiled once for each type of numbers, whoever calls. */
+static __attribute__((noinline)) void before_attention(const Layer *l, const Pass *p, const Decode *then) {
+    if (l->half)
+        read_heads(l, p, then, 1);
+    else
+        read_heads(l, p, then, 0);
+}
+
+static __attribute__((noinline)) void after_attention(const Layer *l, const Pass *p, const int is_half) {
+    if (l->half)
+        finish_layer(l, p, is_half, 1);
+    else
+        finish_layer(l, p, is_half, 0);
+}
+
 /* `heads`: queries, keys and values of every row, turned to their positions. */
 void covey_before_attention(const Layer *l, const Pass *p) {
 #pragma omp parallel num_threads(p->num_threads)
-    IN_TILES(l->half ? before_attention(l, p, 1) : before_attention(l, p, 0))
+    IN_TILES(before_attention(l, p, NULL))
 }
 
 /* `hidden`: what it is after the layer, given what attention made of the heads. */
 void covey_after_attention(const Layer *l, const Pass *p) {
 #pragma omp parallel num_threads(p->num_threads)
-    IN_TILES(l->half ? after_attention(l, p, 1) : after_attention(l, p, 0))
+    IN_TILES(after_attention(l, p, 0))
 }
 
 void covey_decode_attention(const Decode *d) {
@@ -463,9 +485,13 @@ void covey_decode_attention(const Decode *d) {
 INLINE int64_t mixer_column(const Layer *l) { return (l->num_queries + 2 * l->num_keys) * l->head_width + l->gates; }
 
 /* Let attention read and write what is a layer's own. */
-INLINE void take_layer(Decode *d, const Layer *l, const Cached *cached, const Pass *p) {
+INLINE void take_layer(Decode *d, const Layer *l, const Cached *cached, const Pass *p, int64_t half_out) {
     d->query = p->heads, d->new_key = d->query + l->num_queries * l->head_width;
-    d->new_value = d->new_key + l->num_keys * l->head_width, d->out = p->attended;
+    d->new_value = d->new_key + l->num_keys * l->head_width, d->half_out = half_out;
+    d->out = half_out ? p->gated : p->attended;
+    d->cosines = p->cosines + angles_at(l, p), d->sines = p->sines + angles_at(l, p), d->turned = l->turned;
+    d->query_norm = l->norms_whole ? NULL : l->query_norm, d->key_norm = l->norms_whole ? NULL : l->key_norm;
+    d->head_eps = l->head_eps;
     d->query_strides[0] = d->key_strides[0] = d->value_strides[0] = l->into.outer;
     d->query_strides[1] = d->key_strides[1] = d->value_strides[1] = d->width = l->head_width;
     d->num_key_heads = l->num_keys, d->queries_per_key = l->num_queries / l->num_keys, d->out_stride = l->output.inner;
@@ -474,21 +500,20 @@ INLINE void take_layer(Decode *d, const Layer *l, const Cached *cached, const Pa
     d->window = cached->window, d->scaling = cached->scaling;
 }
 
-INLINE void decode_layers(const Layer *layers, const Cached *cached, int64_t num_layers, const Pass *p,
-                          const Decode *attention, const int half) {
+static void decode_layers(const Layer *layers, const Cached *cached, int64_t num_layers, const Pass *p,
+                          const Decode *attention) {
     Decode d = *attention; /* of each thread */
     for (int64_t l = 0; l < num_layers; l++) {
         const Layer *own = &layers[l];
         const int64_t width = own->num_queries * own->head_width, columns = own->into.outer;
-        if (columns) before_attention(own, p, half);
-        if (width) {
-            take_layer(&d, own, &cached[l], p);
-            decode_attention(&d);
-        }
+        const int is_half = width && leaves_half(own, p);
+        if (width) take_layer(&d, own, &cached[l], p, is_half);
+        if (columns) before_attention(own, p, width ? &d : NULL);
+        if (width) decode_attention(&d);
         if (own->mixer)
             mix_rows(own->mixer, &cached[l].held, p->heads + mixer_column(own), columns, p->mixed, p->attended + width,
                      own->output.inner, p->rows);
-        after_attention(own, p, half);
+        after_attention(own, p, is_half);
     }
 }
 
@@ -496,8 +521,7 @@ INLINE void decode_layers(const Layer *layers, const Cached *cached, int64_t num
 void covey_decode_layers(const Layer *layers, const Cached *cached, int64_t num_layers, const Pass *p,
                          const Decode *attention) {
 #pragma omp parallel num_threads(p->num_threads)
-    IN_TILES(layers->half ? decode_layers(layers, cached, num_layers, p, attention, 1)
-                          : decode_layers(layers, cached, num_layers, p, attention, 0))
+    IN_TILES(decode_layers(layers, cached, num_layers, p, attention))
 }
 
 /* Norms of rows, in place. */
@@ -506,12 +530,20 @@ void covey_norm(float *x, const float *weight, int64_t rows, int64_t width, floa
     norm_rows(x, weight, x, rows, width, eps, 0);
 }
 
-INLINE void product(const Product *p, const float *x, float *out, void *const room[3], int64_t rows, const int half) {
+INLINE void product_of(const Product *p, const float *x, float *out, void *const room[3], int64_t rows, const int half) {
     for (int64_t first = 0; first < rows; first += BATCH) {
         const int64_t count = smaller(BATCH, rows - first);
         const void *given = operand(x + first * p->inner, room[0], count, p->inner, half);
-        multiply_rows(p, ready(p, given, room[2], count), room[1], NULL, 1.0f, out + first * p->outer, count, half);
+        multiply_rows(p, ready(p, given, room[2], count), room[1], NULL, 1.0f, out + first * p->outer, count, NULL, half);
     }
+}
+
+static __attribute__((noinline)) void product(const Product *p, const float *x, float *out, void *const room[3],
+                                              int64_t rows, int64_t half) {
+    if (half)
+        product_of(p, x, out, room, rows, 1);
+    else
+        product_of(p, x, out, room, rows, 0);
 }
 
 /* out = x * weights + bias; `room` for BATCH rows of what enters a product, of what enters its adapter's second, and of
@@ -519,7 +551,7 @@ INLINE void product(const Product *p, const float *x, float *out, void *const ro
 void covey_product(const Product *p, const float *x, float *out, void *const room[3], int64_t rows, int64_t half,
                    int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
-    IN_TILES(half ? product(p, x, out, room, rows, 1) : product(p, x, out, room, rows, 0))
+    IN_TILES(product(p, x, out, room, rows, half))
 }
 
 /* Steps of decoding: of each the layers, the head and the draw, whose tokens the next one reads. */
@@ -582,14 +614,14 @@ INLINE int draw_step(const Steps *s, int64_t step) {
 }
 
 /* Returns the number of steps, which is the same in all threads. */
-INLINE int64_t decode_steps(const Steps *s, const int half) {
+static int64_t decode_steps(const Steps *s) {
     Pass p = *s->pass; /* of each thread */
     void *const room[3] = {p.normed, p.narrow[0], p.eighths};
     for (int64_t step = 0; step < s->steps; step++, p.first_angle += p.rows) {
         embed_rows(s);
-        decode_layers(s->layers, s->cached, s->num_layers, &p, s->attention, half);
+        decode_layers(s->layers, s->cached, s->num_layers, &p, s->attention);
         end_rows(s);
-        product(s->head, p.hidden, (float *)s->draws.logits, room, p.rows, half);
+        product(s->head, p.hidden, (float *)s->draws.logits, room, p.rows, s->layers->half);
         if (!s->draws.tokens) break;
         if (draw_step(s, step)) return step + 1;
     }
@@ -600,7 +632,7 @@ int64_t covey_decode_steps(const Steps *s) {
     int64_t steps = 0;
 #pragma omp parallel num_threads(s->pass->num_threads)
     IN_TILES({
-        const int64_t own = s->layers->half ? decode_steps(s, 1) : decode_steps(s, 0);
+        const int64_t own = decode_steps(s);
         if (omp_get_thread_num() == 0) steps = own;
     })
     return steps;
