@@ -70,9 +70,15 @@ class Head:
         is_known = self.precision in known and self.layer.weight.dtype == torch.float32
         return is_known and isinstance(self.layer, OneDnnLinear) and self.layer.through_c
 
+    def held(self, weight_VC: Tensor) -> Tensor:
+        """Return the weight as products take it: cast, unless C rounds it as it reads."""
+        return weight_VC if self.through_c else _cast(weight_VC, self.precision)
+
     def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x @ w.T + b in the layer's type and library."""
-        x_NI, weight_OI = _cast(x_NI, self.precision), _cast(weight_OI, self.precision)
+        x_NI, weight_OI = _cast(x_NI, self.precision), self.held(weight_OI)
+        if self.through_c and is_half(self.precision):
+            return linear.half_product(x_NI, weight_OI.t(), bias_O)
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
         multiply = linear.product if isinstance(self.layer, OneDnnLinear) else F.linear
         return multiply(x_NI, weight_OI, bias_O)
@@ -84,7 +90,7 @@ class Head:
     def hidden_gradient(self, gradient_LV: Tensor, weight_VC: Tensor) -> Tensor:
         """Compute gradient @ weight, (L, C)."""
         multiply = linear.multiply if self.through_c else lambda x, w: self.product(x, w.t())
-        return multiply(_cast(gradient_LV, self.precision), _cast(weight_VC, self.precision))
+        return multiply(_cast(gradient_LV, self.precision), weight_VC)
 
     def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor, sum_VC: Tensor | None) -> Tensor:
         """Compute gradient^T @ rows, (V, C), added to a sum."""
@@ -162,7 +168,7 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
-        half_VC = _cast(weight_VC, head.precision)
+        held_VC = head.held(weight_VC)
         # Gradients are computed now where weights are frozen or the gradient of log-probs is predicted
         needed, is_one = ctx.needs_input_grad[:3], len(target_L) <= head.chunk
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
@@ -172,10 +178,10 @@ class _HeadScores(torch.autograd.Function):
         ctx.head, ctx.kept, scores = head, None, []
         # Chunk by chunk: logits of all tokens never exist at once
         for rows, target, coefficient in _split(head.chunk, rows_LC, target_L, None if ctx.is_frozen else predicted_L):
-            scored = _score_(head, _logits(head, rows, half_VC, bias_V), target)
+            scored = _score_(head, _logits(head, rows, held_VC, bias_V), target)
             scores.append(scored.scores)
             if ctx.made is not None:
-                ctx.made.add(_gradient_(head, scored, target, coefficient), rows, half_VC)
+                ctx.made.add(_gradient_(head, scored, target, coefficient), rows, held_VC)
             elif is_one:
                 ctx.kept = scored
             del scored  # before the next are made
@@ -212,7 +218,7 @@ def _made_now(
     """Compute gradients from the kept chunk, or from recomputed logits."""
     rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
     head, made = ctx.head, Gradients.of(ctx.head, needed)
-    weight_VC = _cast(weight_VC, head.precision)
+    weight_VC = head.held(weight_VC)
     kept, ctx.kept = ctx.kept, None
     for rows, target, *coefficients in _split(head.chunk, rows_LC, target_L, coefficient_L, of_entropy_L):
         scored = kept or _score_(head, _logits(head, rows, weight_VC, bias_V), target)

@@ -27,19 +27,27 @@ class ProductCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b", "out", "sums", "room")),
         *((name, ctypes.c_int64) for name in ("rows", "columns", "depth", "a_stride", "b_stride")),
-        *((name, ctypes.c_int64) for name in ("a_turned", "b_turned", "half", "half_out", "keep", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("a_turned", "b_turned", "half", "half_out", "a_wide", "b_wide")),
+        *(("keep", ctypes.c_int64), ("num_threads", ctypes.c_int64), ("bias", ctypes.c_void_p)),
     )
 
 
-def multiply(a_NK: Tensor, b_KM: Tensor, sum_NM: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute a @ b in C, added to a float32 `sum_NM`.
+def multiply(
+    a_NK: Tensor,
+    b_KM: Tensor,
+    sum_NM: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    bias_M: Tensor | None = None,
+) -> Tensor:
+    """Compute a @ b + bias in C, added to a float32 `sum_NM`.
 
-    Factors are float32, or bfloat16 where `multiplies_half`, and may be turned; `dtype` is that of the result.
+    Factors are float32, or bfloat16 where `multiplies_half`, and may be turned. Where one is bfloat16, or else `dtype`,
+    that of the result, the other is rounded as it is read.
     """
     a_NK, b_KM = (each if 1 in each.stride() else each.contiguous() for each in (a_NK, b_KM))
     (rows, depth), columns, threads = a_NK.shape, b_KM.shape[1], torch.get_num_threads()
     out = a_NK.new_empty(rows, columns, dtype=dtype) if sum_NM is None else sum_NM
-    half, half_out = a_NK.dtype == torch.bfloat16, out.dtype == torch.bfloat16
+    half, half_out = torch.bfloat16 in (a_NK.dtype, b_KM.dtype, out.dtype), out.dtype == torch.bfloat16
     kernels = library(SOURCE)
     kernels.covey_product_room.restype = ctypes.c_int64
     room = out.new_empty(
@@ -51,7 +59,10 @@ def multiply(a_NK: Tensor, b_KM: Tensor, sum_NM: Tensor | None = None, dtype: to
     places = None if sums is None else sums.data_ptr(), room.data_ptr()
     call = ProductCall(a_NK.data_ptr(), b_KM.data_ptr(), out.data_ptr(), *places, rows, columns, depth, *strides)
     call.a_turned, call.b_turned, call.half, call.half_out = *turned, half, half_out
+    call.a_wide, call.b_wide = (half and each.dtype == torch.float32 for each in (a_NK, b_KM))
     call.keep, call.num_threads = sum_NM is not None, threads
+    bias_M = None if bias_M is None else bias_M.detach().float().contiguous()
+    call.bias = None if bias_M is None else bias_M.data_ptr()
     kernels.covey_product(ctypes.byref(call))
     return out
 
@@ -133,6 +144,8 @@ class OneDnnLinear(nn.Linear):
     """Whether the gradient of the weight goes through C."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.through_c and _is_half(input, self.weight) and multiplies_half():
+            return _half_linear(input, self.weight, self.bias)
         if not _is_whole(input) or torch.is_autocast_enabled("cpu"):
             return super().forward(input)
         flat = input.reshape(-1, input.shape[-1])
@@ -143,38 +156,57 @@ class OneDnnLinear(nn.Linear):
         return out.view(*input.shape[:-1], self.out_features)
 
 
-class _TiledProduct(torch.autograd.Function):
-    """A product of bfloat16 factors with its gradients."""
+class _HalfProduct(torch.autograd.Function):
+    """A product of bfloat16 factors with its gradients; of a float32 weight no copy is kept where C rounds it."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        half_OI = weight_OI.to(torch.bfloat16)
-        ctx.save_for_backward(x_NI, half_OI)
-        return nn.functional.linear(x_NI, half_OI, None if bias_O is None else bias_O.to(torch.bfloat16))
+        held_OI = weight_OI.to(torch.bfloat16) if has_tiles() else weight_OI
+        ctx.save_for_backward(x_NI, held_OI)
+        return half_product(x_NI, held_OI.t(), bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (gradient_NO,) = gradients
-        x_NI, half_OI = ctx.saved_tensors
+        x_NI, held_OI = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
-            gradient_NO @ half_OI if of_x else None,
+            half_product(gradient_NO, held_OI) if of_x else None,
             weight_gradient(gradient_NO, x_NI) if of_weight else None,
             gradient_NO.sum(dim=0, dtype=torch.float32) if of_bias else None,
         )
+
+
+def half_product(x_NI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Compute x @ w + b in bfloat16; the library rounds the weight's copy, C the weight as it reads it."""
+    if not has_tiles():
+        return multiply(x_NI, weight_IO, None, torch.bfloat16, bias_O)
+    bias_O = None if bias_O is None else bias_O.to(torch.bfloat16)
+    return nn.functional.linear(x_NI, weight_IO.to(torch.bfloat16).t(), bias_O)
+
+
+def _half_linear(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    flat_NI = input.reshape(-1, input.shape[-1]).to(torch.bfloat16)
+    if torch.is_grad_enabled():
+        out: Tensor = _HalfProduct.apply(flat_NI, weight_OI, bias_O)
+    else:
+        out = half_product(flat_NI, weight_OI.t(), bias_O)
+    return out.view(*input.shape[:-1], -1)
+
+
+def _is_half(x: Tensor, weight: Tensor) -> bool:
+    """Return True for non-empty tensors on a CPU whose products are bfloat16."""
+    return x.device.type == "cpu" and product_type("cpu", weight.dtype) == torch.bfloat16 and x.numel() > 0
 
 
 class TiledLinear(nn.Linear):
     """A linear layer whose weight gradient goes through tiles in bfloat16."""
 
     def forward(self, input: Tensor) -> Tensor:
-        is_half = product_type(input.device.type, self.weight.dtype) == torch.bfloat16 and input.device.type == "cpu"
-        if not (is_half and torch.is_grad_enabled() and input.numel() > 0):
+        if not (_is_half(input, self.weight) and torch.is_grad_enabled()):
             return super().forward(input)
-        flat_NI = input.reshape(-1, input.shape[-1]).to(torch.bfloat16)
-        out: Tensor = _TiledProduct.apply(flat_NI, self.weight, self.bias)
-        return out.view(*input.shape[:-1], self.out_features)
+        return _half_linear(input, self.weight, self.bias)
 
 
 PLAIN = (nn.Linear, OneDnnLinear, TiledLinear)
