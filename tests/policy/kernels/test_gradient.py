@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from covey.policy.kernels.layers import use_compiled
-from covey.policy.kernels.linear import OneDnnLinear, has_tiles, multiplies_half, multiply, use_onednn, weight_gradient
+from covey.policy.kernels.linear import OneDnnLinear, use_onednn
+from covey.policy.kernels.products import has_tiles, multiplies_half, multiply, weight_gradient
 
 from ...support.builders import make_policy, normal, relative_error
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.linear import TiledLinear, weight_gradient
+from covey.policy.kernels.blocks import Joinable, Layer, is_computed, project
+from covey.policy.kernels.linear import OneDnnLinear, TiledLinear
+from covey.policy.kernels.products import weight_gradient
 from covey.policy.kernels.support import product_type
 
 HALF = torch.bfloat16
@@ -59,7 +61,9 @@ def _halved(weight_OI: Tensor) -> Tensor:
 def fuse_adapters(model: nn.Module) -> None:
     """Compute layers with one plain adapter as one function, in place."""
     for module in model.modules():
-        if type(getattr(module, "base_layer", None)) is TiledLinear and _is_plain(module):
+        base = getattr(module, "base_layer", None)
+        is_known = type(base) is TiledLinear or (type(base) is OneDnnLinear and base.through_c)
+        if is_known and _is_plain(module):
             module.__class__ = _fused_class()
 
 
@@ -78,19 +82,33 @@ def _fused_class() -> type[nn.Module]:
     """Return the class of such layers; importing peft takes seconds."""
     from peft.tuners.lora.layer import Linear
 
-    class FusedLora(Linear):
+    class FusedLora(Joinable, Linear):
         def forward(self, x: Tensor, *args: Any, **keywords: Any) -> Tensor:
+            layer = None if args or keywords else self.as_layer(x)
+            if layer is not None:
+                return project(x, [layer])[0]
             base = self.base_layer
-            assert isinstance(base, TiledLinear), "as `fuse_adapters` found it"
             is_half = x.device.type == "cpu" and product_type("cpu", base.weight.dtype) == HALF and x.numel() > 0
-            if args or keywords or self.disable_adapters or self.merged or not is_half:
+            is_tiled = isinstance(base, TiledLinear) and is_half
+            if args or keywords or self.disable_adapters or self.merged or not is_tiled:
                 out: Tensor = super().forward(x, *args, **keywords)
                 return out
-            (name,) = self.active_adapters
-            adapter = (self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name])
+            adapter = self._adapter()
             flat_NI = x.reshape(-1, x.shape[-1]).to(HALF)
             found: Tensor = _AdaptedProduct.apply(flat_NI, base.weight, base.bias, *adapter)
             return found.view(*x.shape[:-1], -1)
+
+        def as_layer(self, x: Tensor) -> Layer | None:
+            base = self.base_layer
+            is_known = isinstance(base, OneDnnLinear) and base.as_layer(x) is not None
+            if not is_known or self.disable_adapters or self.merged or not is_computed(self, x, base.weight):
+                return None
+            down, up, scale = self._adapter()
+            return Layer(base.weight, base.bias, down, up, scale)
+
+        def _adapter(self) -> tuple[Tensor, Tensor, float]:
+            (name,) = self.active_adapters
+            return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
     FusedLora.__module__, FusedLora.__qualname__ = __name__, "FusedLora"
     globals()["FusedLora"] = FusedLora  # pickle and torch.save find a class by its name

@@ -144,7 +144,7 @@ void covey_norm_backward(const Norm *n) {
 
 typedef struct {
     const void *gate, *up;        /* count each */
-    void *out;                    /* forward */
+    void *out;
     const void *gradient;         /* backward: of out */
     void *of_gate, *of_up;        /* backward */
     int64_t count, num_threads;
@@ -186,11 +186,12 @@ void covey_gate_forward(const Gate *g) {
 
 /* silu' = s * (1 + gate * (1 - s)), where s is the sigmoid of gate. */
 INLINE void gate_piece_backward(const float *restrict gate, const float *restrict up, const float *restrict gradient,
-                                float *restrict of_gate, float *restrict of_up) {
+                                float *restrict of_gate, float *restrict of_up, float *restrict out) {
     for (int i = 0; i < PIECE; i++) {
         const float e = exponential(-fabsf(gate[i])), most = 1.0f / (1.0f + e), least = e * most;
         const float s = gate[i] < 0.0f ? least : most, rest = gate[i] < 0.0f ? most : least;
         of_up[i] = gradient[i] * gate[i] * s;
+        out[i] = gate[i] * up[i] * (gate[i] < 0.0f ? e : 1.0f) / (1.0f + e);
         of_gate[i] = gradient[i] * up[i] * s * (1.0f + gate[i] * rest);
     }
 }
@@ -199,13 +200,15 @@ void covey_gate_backward(const Gate *g) {
 #pragma omp parallel for num_threads(g->num_threads) if (g->count > WORTH_THREADS)
     for (int64_t at = 0; at < g->count; at += PIECE) {
         const int64_t count = smaller(PIECE, g->count - at), apart = g->half || count < PIECE;
-        float room[5][PIECE];
+        float room[6][PIECE];
         if (count < PIECE) memset(room, 0, sizeof room);
         const float *gate = piece(g->gate, at, count, g->half, room[0]), *up = piece(g->up, at, count, g->half, room[1]);
         const float *gradient = piece(g->gradient, at, count, g->half, room[2]);
-        gate_piece_backward(gate, up, gradient, place(g->of_gate, at, apart, room[3]), place(g->of_up, at, apart, room[4]));
+        gate_piece_backward(gate, up, gradient, place(g->of_gate, at, apart, room[3]), place(g->of_up, at, apart, room[4]),
+                            place(g->out, at, apart, room[5]));
         give(g->of_gate, at, count, g->half, room[3]);
         give(g->of_up, at, count, g->half, room[4]);
+        give(g->out, at, count, g->half, room[5]);
     }
 }
 

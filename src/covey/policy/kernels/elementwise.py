@@ -92,22 +92,13 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
-        out = torch.empty_like(gate)
-        call = _gate_of(gate, up)
-        call.out = out.data_ptr()
-        library(SOURCE).covey_gate_forward(ctypes.byref(call))
         ctx.save_for_backward(gate, up)
-        return out
+        return gate_forward(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        gradient, of_gate, of_up = gradient.contiguous(), torch.empty_like(gate), torch.empty_like(up)
-        call = _gate_of(gate, up)
-        call.gradient, call.of_gate, call.of_up = gradient.data_ptr(), of_gate.data_ptr(), of_up.data_ptr()
-        library(SOURCE).covey_gate_backward(ctypes.byref(call))
-        return of_gate, of_up
+        return gate_backward(*ctx.saved_tensors, gradient.contiguous())[:2]
 
 
 class _Rotated(torch.autograd.Function):
@@ -132,6 +123,25 @@ def add_norm(x: Tensor, delta: Tensor, weight_C: Tensor, eps: float, dtype: torc
     """Return x + delta and its `rms_norm`; x is float32."""
     out: tuple[Tensor, Tensor] = _AddNorm.apply(x, delta, weight_C, eps, dtype)
     return out
+
+
+def gate_forward(gate: Tensor, up: Tensor) -> Tensor:
+    """Compute silu(gate) * up of contiguous tensors, without gradient."""
+    out = torch.empty_like(gate)
+    call = _gate_of(gate, up)
+    call.out = out.data_ptr()
+    library(SOURCE).covey_gate_forward(ctypes.byref(call))
+    return out
+
+
+def gate_backward(gate: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of gate and up, and silu(gate) * up once more."""
+    of_gate, of_up, out = (torch.empty_like(gate) for _ in range(3))
+    call = _gate_of(gate, up)
+    call.gradient, call.of_gate, call.of_up = gradient.data_ptr(), of_gate.data_ptr(), of_up.data_ptr()
+    call.out = out.data_ptr()
+    library(SOURCE).covey_gate_backward(ctypes.byref(call))
+    return of_gate, of_up, out
 
 
 def apply_gate(gate: Tensor, up: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2Decode
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
 from covey.policy.attention.base import ATTENTION, attention
+from covey.policy.kernels.blocks import Layer, add_gated, layers_of, project
 from covey.policy.kernels.elementwise import add_norm, apply_gate, rms_norm, rotate
 from covey.policy.kernels.linear import OneDnnLinear
 from covey.policy.kernels.support import product_type, unsupported_reason
@@ -66,7 +67,7 @@ class CompiledLayer(nn.Module):
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **keywords)
         how = norm.weight, norm.variance_epsilon, norm._out_type(hidden_states)
         hidden_states, normed = add_norm(hidden_states, attended, *how)
-        return hidden_states + self.mlp(normed)
+        return _add_mlp(hidden_states, self.mlp, normed)
 
 
 class CompiledMLP(CastsOnce, nn.Module):
@@ -82,6 +83,10 @@ class CompiledMLP(CastsOnce, nn.Module):
         gate, up = self.gate_proj(x), self.up_proj(x)
         down: Tensor = self.down_proj(self._gate(gate, up))
         return down
+
+    def layers(self, x: Tensor) -> list[Layer]:
+        """Return gate, up and down where C computes them in one, else none."""
+        return layers_of(x, self.gate_proj, self.up_proj, self.down_proj) if self._computes(x) else []
 
     def _computes(self, x: Tensor) -> bool:
         return _is_known(x)
@@ -108,7 +113,7 @@ class CompiledAttention(CastsOnce, nn.Module):
         if not is_known or self.config._attn_implementation != ATTENTION or not self._computes(hidden_states):
             return super().forward(hidden_states, *given, position_embeddings=position_embeddings, **keywords)
         hidden_states = self._cast_once(hidden_states)
-        heads = [self._heads(part, hidden_states) for part in (self.q_proj, self.k_proj, self.v_proj)]
+        heads = self._heads(hidden_states)
         query, key = self._rotate(*self._norm_input(*heads[:2]), *position_embeddings)
         turned = (part.transpose(1, 2) for part in (query, key, heads[2]))
         rule = {"scaling": self.scaling, "sliding_window": self._window(), "attention_mask": None}
@@ -121,9 +126,12 @@ class CompiledAttention(CastsOnce, nn.Module):
     def _rotate(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(query_BTHD, cos, sin), rotate(key_BTHD, cos, sin)
 
-    def _heads(self, projection: nn.Module, hidden_BTC: Tensor) -> Tensor:
-        heads_BTHD: Tensor = projection(hidden_BTC).unflatten(-1, (-1, self.head_dim))
-        return heads_BTHD
+    def _heads(self, hidden_BTC: Tensor) -> list[Tensor]:
+        """Return queries, keys and values, (B, T, H, D) each."""
+        parts = self.q_proj, self.k_proj, self.v_proj
+        layers = layers_of(hidden_BTC, *parts)
+        made = project(hidden_BTC, layers) if layers else [part(hidden_BTC) for part in parts]
+        return [heads.unflatten(-1, (-1, self.head_dim)) for heads in made]
 
     def _norm_input(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
         return (self.q_norm(query_BTHD), self.k_norm(key_BTHD)) if hasattr(self, "q_norm") else (query_BTHD, key_BTHD)
@@ -133,6 +141,12 @@ class CompiledAttention(CastsOnce, nn.Module):
         holder = self.config if isinstance(self, MistralAttention) else self
         window: int | None = getattr(holder, "sliding_window", None)
         return window
+
+
+def _add_mlp(hidden: Tensor, mlp: nn.Module, normed: Tensor) -> Tensor:
+    layers = mlp.layers(normed) if type(mlp) in COMPILED.values() and isinstance(mlp, CompiledMLP) else []
+    out: Tensor = add_gated(hidden, normed, layers) if layers else hidden + mlp(normed)
+    return out
 
 
 def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype, device: torch.device) -> None:

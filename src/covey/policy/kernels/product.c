@@ -1,9 +1,9 @@
-/* Matrix products of the training pass: out = a b, each factor lying either way, float32 or bfloat16, sums float32 and
-   rounded once. linear.py calls covey_product and mirrors the struct.
+/* Matrix products of the training pass: out = a b, or a sum of such products, each factor lying either way, float32 or
+   bfloat16, sums float32 and rounded once. linear.py calls covey_products and mirrors the structs.
 
    Lines of both factors (rows of a, columns of b) are laid out in groups of LANES, step after step of the sum; a step is
-   a number, or of bfloat16 a pair of numbers. Each number of `out` is one sum in order, in stretches of DEPTH steps: no
-   bit depends on the number of threads, nor a row's on the rows beside it. */
+   a number, or of bfloat16 a pair of numbers. Each number of `out` is one sum in order, in stretches of at most DEPTH
+   steps: no bit depends on the number of threads, nor a row's on the rows beside it. */
 
 #include "lanes.h"
 #include <omp.h>
@@ -21,22 +21,31 @@
 #define DEPTH 1024  /* steps that are summed before the next: a block of rows stays in the cache */
 #define BLOCK 7     /* groups of rows of a block, about */
 #define WIDTH 2048  /* columns that lie ready at a time */
-#define SIZE ((DEPTH + 1) * LANES)
+#define SIZE ((DEPTH + 2 * LANES + 1) * LANES) /* words of a group, at most */
+#define PIECES 32   /* of a stretch, at most */
 
 typedef struct {
     const void *a, *b;               /* rows x depth, depth x columns */
-    void *out;                       /* rows x columns */
-    float *sums;                     /* the same in float32, where `out` is not and the depth has several stretches */
-    uint32_t *room;
-    int64_t rows, columns, depth;
-    int64_t a_stride, b_stride;      /* from one line in memory to the next */
+    int64_t depth, a_stride, b_stride; /* strides: from one line in memory to the next */
     int64_t a_turned, b_turned;      /* whether they lie as depth x rows and columns x depth */
-    int64_t half, half_out;          /* bfloat16 */
-    int64_t a_wide, b_wide;          /* factors of a half product that are float32, to be rounded as they are laid out */
-    int64_t keep;                    /* add to what `out` holds, which is float32 */
-    int64_t num_threads;
-    const float *bias;               /* columns, or NULL */
+    int64_t a_wide, b_wide;          /* factors of bfloat16 products that are float32, to be rounded as they are laid out */
+} Part;
+
+typedef struct {
+    const Part *parts;               /* products whose sum is made */
+    float *sums;                     /* rows x columns; NULL where only `out` is asked for, and one stretch suffices */
+    uint16_t *out;                   /* the same rounded to bfloat16, or NULL */
+    const float *added;              /* rows x columns, where the sums begin, or NULL; may be `sums` */
+    int64_t added_stride;            /* from one row to the next; 0: the same for all rows */
+    int64_t num_parts, rows, columns;
+    int64_t half;                    /* factors are bfloat16 */
 } Product;
+
+/* Numbers start .. end of the lines of a part. */
+typedef struct {
+    const Part *part;
+    int64_t start, end;
+} Piece;
 
 INLINE int64_t divided(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
 
@@ -180,7 +189,7 @@ SUM_UP(half_3, 3, 1)
 static void (*const SUMS[2][VECTORS])(const uint32_t *, const uint32_t *, int64_t, int64_t, float *) = {
     {sum_1, sum_2, sum_3}, {half_1, half_2, half_3}};
 
-/* Add a row of a tile to what was summed before; the last stretch is rounded. */
+/* Add a row of a tile to what was summed before. */
 INLINE void put_row(float *to, const float *before, const float *restrict tile, int64_t width,
                     uint16_t *restrict rounded_to) {
     for (int64_t c = 0; before && c < width; c++) to[c] = before[c] + tile[c];
@@ -191,24 +200,30 @@ INLINE void put_row(float *to, const float *before, const float *restrict tile, 
 INLINE void put_tile(const Product *p, const float *tile, int64_t row, int64_t column, int64_t width, int is_first,
                      int is_last) {
     for (int64_t r = row; r < smaller(row + ROWS, p->rows); r++, tile += TILE) {
-        float *sums = p->half_out ? p->sums : (float *)p->out, whole[TILE];
-        float *to = sums ? sums + r * p->columns + column : whole;
-        const float *before = !is_first || p->keep ? to : p->bias ? p->bias + column : NULL;
-        put_row(to, before, tile, width, p->half_out && is_last ? (uint16_t *)p->out + r * p->columns + column : NULL);
+        float whole[TILE], *to = p->sums ? p->sums + r * p->columns + column : whole;
+        const float *before = !is_first ? to : p->added ? p->added + r * p->added_stride + column : NULL;
+        put_row(to, before, tile, width, p->out && is_last ? p->out + r * p->columns + column : NULL);
     }
 }
 
+/* What a stretch of the sum is made of. */
+typedef struct {
+    Piece pieces[PIECES];
+    int64_t num, steps, apart; /* apart: words from one group of lines to the next */
+    int is_first, is_last;
+} Stretch;
+
 /* Rows of a block, laid out at `a`, by columns from .. to, laid out at `b`. */
-static void multiply_block(const Product *p, const uint32_t *a, const uint32_t *b, int64_t row, int64_t end,
-                           int64_t from, int64_t to, int64_t steps, int64_t apart, int is_first, int is_last) {
+static void multiply_block(const Product *p, const Stretch *s, const uint32_t *a, const uint32_t *b, int64_t row,
+                           int64_t end, int64_t from, int64_t to) {
     float tile[ROWS * TILE];
     for (int64_t c = from; c < to; c += TILE) {
         const int64_t width = smaller(TILE, to - c);
-        const uint32_t *columns = b + (c - from) / LANES * apart;
+        const uint32_t *columns = b + (c - from) / LANES * s->apart;
         for (int64_t r = row; r < end; r += ROWS) {
-            const uint32_t *rows = a + (r - row) / LANES * apart + (r - row) % LANES;
-            SUMS[p->half][divided(width, LANES) - 1](rows, columns, apart, steps, tile);
-            put_tile(p, tile, r, c, width, is_first, is_last);
+            const uint32_t *rows = a + (r - row) / LANES * s->apart + (r - row) % LANES;
+            SUMS[p->half][divided(width, LANES) - 1](rows, columns, s->apart, s->steps, tile);
+            put_tile(p, tile, r, c, width, s->is_first, s->is_last);
         }
     }
 }
@@ -217,27 +232,60 @@ INLINE int64_t num_blocks(int64_t groups, int64_t num_threads) {
     return smaller(groups, divided(divided(groups, BLOCK), num_threads) * num_threads);
 }
 
-/* Words that `room` must hold: the columns that lie ready, and a block of rows of each thread. */
-int64_t covey_product_room(int64_t rows, int64_t columns, int64_t num_threads) {
-    return (divided(smaller(columns, WIDTH), LANES) + num_threads * (BLOCK + 1)) * SIZE;
+/* Words of columns that lie ready. */
+INLINE int64_t columns_room(int64_t columns) { return divided(smaller(columns, WIDTH), LANES) * SIZE; }
+
+/* Words that `room` must hold: the columns of a product and of the one before, and a block of rows of each thread. */
+int64_t covey_product_room(int64_t columns, int64_t num_threads) {
+    return 2 * columns_room(columns) + num_threads * (BLOCK + 1) * SIZE;
 }
 
-/* A stretch of the sum for columns from .. to, by all threads of a parallel region. */
-static void multiply_stretch(const Product *p, int64_t from, int64_t to, int64_t start, int64_t end) {
-    const int64_t steps = divided(end - start, p->half ? 2 : 1), groups = divided(p->rows, LANES);
-    const int64_t blocks = num_blocks(groups, p->num_threads), part = 4 * LANES;
-    const int64_t apart = (divided(steps, LANES) * LANES + 1) * LANES; /* not a power of two: lines would share their places in the cache */
-    const Lines rows = {p->a, p->a_stride, p->rows, start, end, apart};
-    const Lines columns = {p->b, p->b_stride, p->columns, start, end, apart};
-    uint32_t *own = p->room + (divided(smaller(p->columns, WIDTH), LANES) + omp_get_thread_num() * (BLOCK + 1)) * SIZE;
+/* Steps of the sum from number `start` to `end`. */
+INLINE int64_t steps_of(int64_t start, int64_t end, int64_t half) { return divided(end - start, half ? 2 : 1); }
+
+/* The stretch that begins at a number of a part; both are moved behind it. Long parts are cut into like pieces. */
+INLINE Stretch next_stretch(const Product *p, int64_t *part, int64_t *start) {
+    Stretch s = {.is_first = *part == 0 && *start == 0};
+    while (*part < p->num_parts && s.num < PIECES) {
+        const int64_t depth = p->parts[*part].depth, cuts = larger(1, divided(depth, DEPTH * (p->half ? 2 : 1)));
+        const int64_t end = smaller(depth, *start + divided(divided(depth, cuts), 2 * LANES) * 2 * LANES);
+        if (s.num && s.steps + steps_of(*start, end, p->half) > DEPTH) break;
+        s.pieces[s.num++] = (Piece){p->parts + *part, *start, end};
+        s.steps += steps_of(*start, end, p->half);
+        *start = end < depth ? end : 0;
+        *part += end == depth;
+    }
+    s.is_last = *part == p->num_parts;
+    /* Not a power of two: all lines would have the same places in the cache. */
+    s.apart = (divided(s.steps, LANES) * LANES + LANES + 1) * LANES;
+    return s;
+}
+
+/* Lay out lines first .. last of all pieces, rows of `a` or columns of `b`. */
+static void lay_pieces(uint32_t *to, const Product *p, const Stretch *s, int64_t first, int64_t last, int of_rows) {
+    for (int64_t n = 0; n < s->num; n++) {
+        const Piece *piece = s->pieces + n;
+        const Part *part = piece->part;
+        const Lines lines = of_rows ? (Lines){part->a, part->a_stride, p->rows, piece->start, piece->end, s->apart}
+                                    : (Lines){part->b, part->b_stride, p->columns, piece->start, piece->end, s->apart};
+        const int is_along = of_rows ? !part->a_turned : (int)part->b_turned;
+        lay(to, lines, first, last, is_along, (int)(p->half + (of_rows ? part->a_wide : part->b_wide)));
+        to += steps_of(piece->start, piece->end, p->half) * LANES;
+    }
+}
+
+/* A stretch of the sum for columns from .. to, by all threads of a parallel region. Nobody waits for the end. */
+static void multiply_stretch(const Product *p, const Stretch *s, int64_t from, int64_t to, uint32_t *room, uint32_t *own,
+                             int64_t num_threads) {
+    const int64_t groups = divided(p->rows, LANES), blocks = num_blocks(groups, num_threads), part = 4 * LANES;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t c = from; c < to; c += part)
-        lay(p->room + (c - from) / LANES * apart, columns, c, smaller(to, c + part), p->b_turned, p->half + p->b_wide);
-#pragma omp for schedule(dynamic, 1)
+        lay_pieces(room + (c - from) / LANES * s->apart, p, s, c, smaller(to, c + part), 0);
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = groups * block / blocks * LANES, last = groups * (block + 1) / blocks * LANES;
-        lay(own, rows, first, last, !p->a_turned, p->half + p->a_wide);
-        multiply_block(p, own, p->room, first, smaller(last, p->rows), from, to, steps, apart, start == 0, end == p->depth);
+        lay_pieces(own, p, s, first, last, 1);
+        multiply_block(p, s, own, room, first, smaller(last, p->rows), from, to);
     }
 }
 
@@ -249,11 +297,18 @@ int64_t covey_multiplies_half(void) {
 #endif
 }
 
-void covey_product(const Product *p) {
-    const int64_t most = DEPTH * (p->half ? 2 : 1), stretches = divided(p->depth, most);
-    const int64_t depth = divided(divided(p->depth, stretches), 2 * LANES) * 2 * LANES;
-#pragma omp parallel num_threads(p->num_threads)
-    for (int64_t from = 0; from < p->columns; from += WIDTH)
-        for (int64_t start = 0; start < p->depth; start += depth)
-            multiply_stretch(p, from, smaller(p->columns, from + WIDTH), start, smaller(p->depth, start + depth));
+/* Products in order, at most `columns` wide; `b` of none is what the one right before it makes. */
+void covey_products(const Product *products, int64_t count, uint32_t *room, int64_t columns, int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    {
+        uint32_t *own = room + 2 * columns_room(columns) + omp_get_thread_num() * (BLOCK + 1) * SIZE;
+        int64_t number = 0;
+        for (const Product *p = products; p < products + count; p++)
+            for (int64_t from = 0; from < p->columns; from += WIDTH)
+                for (int64_t part = 0, start = 0; part < p->num_parts; number++) {
+                    const Stretch s = next_stretch(p, &part, &start);
+                    uint32_t *columns_here = room + number % 2 * columns_room(columns);
+                    multiply_stretch(p, &s, from, smaller(p->columns, from + WIDTH), columns_here, own, num_threads);
+                }
+    }
 }

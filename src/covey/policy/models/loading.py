@@ -254,7 +254,7 @@ def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: tor
         for module in wrapped.modules():  # adapters would keep a copy in float32, which autocast casts back at once
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False  # type: ignore[assignment] # no tensor: a flag of peft's
-        adapted.fuse_adapters(wrapped)
+    adapted.fuse_adapters(wrapped)
     if bare.path == "general":
         if settings.attention not in ("auto", "sdpa"):
             kind = type(bare.causal_lm).__name__

@@ -1,0 +1,208 @@
+"""Linear layers with one input, and gated MLPs, each as one function in C with its gradients.
+
+Their products are one call; adapters are terms of their sums. Nothing is kept that the backward pass can make in the
+cache: neither a weight's copy nor what a gate gives.
+Shapes: N rows, I and O a layer's width before and after, R rank of its adapter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from covey.policy.kernels.elementwise import gate_backward, gate_forward
+from covey.policy.kernels.products import ProductCall, multiplies_half, product_call, run_products
+from covey.policy.kernels.support import product_type
+
+HALF = torch.bfloat16
+Tensors = list[Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer's weights; with an adapter it adds x A^T B^T times a scale."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None
+    down_RI: Tensor | None = None
+    up_OR: Tensor | None = None
+    scale: float = 1.0
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.weight_OI, self.bias_O, self.down_RI, self.up_OR
+
+    @property
+    def adapter(self) -> tuple[Tensor, Tensor] | None:
+        """Return its down, and its up times the scale."""
+        return None if self.down_RI is None or self.up_OR is None else (self.down_RI, self.up_OR * self.scale)
+
+
+class Joinable(nn.Module):
+    """A module that may be computed here."""
+
+    def as_layer(self, x: Tensor) -> Layer | None:
+        """Return its weights if C computes it of `x` and no hook listens, else None."""
+        raise NotImplementedError
+
+
+def layers_of(x: Tensor, *modules: nn.Module) -> list[Layer]:
+    """Return the layers of all modules, none where C does not compute one."""
+    found = [module.as_layer(x) if isinstance(module, Joinable) else None for module in modules]
+    return [] if None in found else [layer for layer in found if layer is not None]
+
+
+def is_computed(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
+    """Return True where products of `x` and a weight go through C."""
+    heard = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    known = {torch.float32, HALF} if multiplies_half() else {torch.float32}
+    on_cpu = x.device.type == "cpu" and weight.dtype == torch.float32 and x.numel() > 0
+    return on_cpu and not heard and product_type("cpu", x.dtype) in known
+
+
+def project(x: Tensor, layers: Sequence[Layer]) -> list[Tensor]:
+    """Compute each layer's output."""
+    flat_NI = x.reshape(-1, x.shape[-1]).to(product_type("cpu", x.dtype))
+    outs: tuple[Tensor, ...] = _Project.apply(flat_NI, *_flat(layers))
+    return [out_NO.view(*x.shape[:-1], -1) for out_NO in outs]
+
+
+def add_gated(hidden: Tensor, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    """Compute hidden + down(silu(gate(x)) * up(x)), float32, of the layers gate, up and down."""
+    flat_NI = x.reshape(-1, x.shape[-1]).to(product_type("cpu", x.dtype))
+    out: Tensor = _AddGated.apply(hidden.reshape(-1, hidden.shape[-1]), flat_NI, *_flat(layers))
+    return out.view(hidden.shape)
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, scales: tuple[float, ...], *flat: Tensor | None) -> tuple[Tensor, ...]:
+        layers = _layers(scales, flat)
+        narrow, calls, outs = _outputs(x_NI, layers, [x_NI.new_empty(len(x_NI), len(s.weight_OI)) for s in layers])
+        run_products(*calls)
+        ctx.save_for_backward(x_NI, *flat, *narrow)
+        ctx.scales = scales
+        return tuple(outs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, layers, narrow = _saved(ctx)
+        of_x = torch.empty_like(x_NI) if ctx.needs_input_grad[0] else None
+        of_narrow, calls = _of_input(layers, gradients, x_NI, of_x)
+        found, more = _of_weights(x_NI, layers, gradients, narrow, of_narrow, ctx.needs_input_grad[2:])
+        run_products(*calls, *more)
+        return of_x, None, *_scaled(layers, found)
+
+
+class _AddGated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_NC: Tensor, x_NI: Tensor, scales: tuple[float, ...], *flat: Tensor | None) -> Tensor:
+        layers = _layers(scales, flat)
+        rooms = [x_NI.new_empty(len(x_NI), len(layer.weight_OI)) for layer in layers[:2]]
+        narrow, calls, (gate, up) = _outputs(x_NI, layers[:2], rooms)
+        run_products(*calls)
+        out_NC = torch.empty_like(hidden_NC)
+        last, calls, _ = _outputs(gate_forward(gate, up), layers[2:], [out_NC], hidden_NC)
+        run_products(*calls)
+        ctx.save_for_backward(x_NI, *flat, *narrow, *last, gate, up)
+        ctx.scales = scales
+        return out_NC
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, layers, (*narrow, last, gate, up) = _saved(ctx)
+        needed, of_gated = ctx.needs_input_grad[3:], torch.empty_like(gate)
+        of_last, calls = _of_input(layers[2:], [gradient_NC], x_NI, of_gated)
+        run_products(*calls)
+        *gradients, gated = gate_backward(gate, up, of_gated)
+        of_x = torch.empty_like(x_NI)
+        of_narrow, calls = _of_input(layers[:2], gradients, x_NI, of_x)
+        found, more = _of_weights(x_NI, layers[:2], gradients, narrow, of_narrow, needed)
+        others, rest = _of_weights(gated, layers[2:], [gradient_NC], [last], of_last, needed[8:])
+        run_products(*calls, *more, *rest)
+        return gradient_NC, of_x, None, *_scaled(layers, found + others)
+
+
+def _outputs(
+    x_NI: Tensor, layers: Sequence[Layer], outs: list[Tensor], added: Tensor | None = None
+) -> tuple[Tensors, list[ProductCall], list[Tensor]]:
+    """Return what adapters make narrow, the calls that compute it and `outs`, and these."""
+    narrow, first, calls = [], [], []
+    for layer, out_NO in zip(layers, outs, strict=True):
+        parts, own_NR = [(x_NI, layer.weight_OI.t())], None
+        if layer.adapter is not None:
+            down_RI, up_OR = layer.adapter
+            own_NR = x_NI.new_empty(len(x_NI), len(down_RI))
+            first.append(product_call([(x_NI, down_RI.t())], own_NR))
+            parts.append((own_NR, up_OR.t()))
+        narrow.append(own_NR)
+        calls.append(product_call(parts, out_NO, layer.bias_O if added is None else added))
+    return narrow, first + calls, outs
+
+
+def _of_input(
+    layers: Sequence[Layer], gradients: Sequence[Tensor], x_NI: Tensor, of_x_NI: Tensor | None
+) -> tuple[Tensors, list[ProductCall]]:
+    """Return gradients of what adapters make narrow, and the calls that compute them and `of_x_NI`."""
+    of_narrow: Tensors = []
+    calls, parts, half = [], [], x_NI.dtype == HALF
+    for layer, gradient_NO in zip(layers, gradients, strict=True):
+        parts.append((gradient_NO, layer.weight_OI))
+        of_narrow.append(None)
+        if layer.adapter is not None:
+            down_RI, up_OR = layer.adapter
+            of_narrow[-1] = own_NR = x_NI.new_empty(len(x_NI), len(down_RI))
+            calls.append(product_call([(gradient_NO, up_OR)], own_NR, half=half))
+            parts.append((own_NR, down_RI))
+    return of_narrow, calls if of_x_NI is None else [*calls, product_call(parts, of_x_NI, half=half)]
+
+
+def _of_weights(
+    x_NI: Tensor,
+    layers: Sequence[Layer],
+    gradients: Sequence[Tensor],
+    narrow: Tensors,
+    of_narrow: Tensors,
+    needed: Sequence[bool],
+) -> tuple[Tensors, list[ProductCall]]:
+    """Return gradients of the layers' tensors, four of each, and the calls that compute them."""
+    found: Tensors = []
+    calls: list[ProductCall] = []
+    for place, (layer, gradient_NO) in enumerate(zip(layers, gradients, strict=True)):
+        factors = (gradient_NO, x_NI), None, (of_narrow[place], x_NI), (gradient_NO, narrow[place])
+        for tensor, pair, is_needed in zip(layer.tensors, factors, needed[4 * place :], strict=False):
+            out = None
+            if is_needed and pair is None:
+                out = gradient_NO.sum(dim=0, dtype=torch.float32)
+            elif is_needed and tensor is not None and pair is not None:
+                out, (left, right) = torch.empty_like(tensor), pair
+                calls.append(product_call([(left.t(), right)], out, half=x_NI.dtype == HALF))  # type: ignore[union-attr, list-item]
+            found.append(out)
+    return found, calls
+
+
+def _scaled(layers: Sequence[Layer], found: Tensors) -> Tensors:
+    """Multiply gradients of adapters' ups by their scales."""
+    for layer, of_up_OR in zip(layers, found[3::4], strict=True):
+        if of_up_OR is not None and layer.scale != 1.0:
+            of_up_OR.mul_(layer.scale)
+    return found
+
+
+def _flat(layers: Sequence[Layer]) -> tuple[Any, ...]:
+    return tuple(layer.scale for layer in layers), *(tensor for layer in layers for tensor in layer.tensors)
+
+
+def _layers(scales: Sequence[float], flat: Sequence[Tensor | None]) -> list[Layer]:
+    own = [flat[4 * place : 4 * place + 4] for place in range(len(scales))]
+    return [Layer(*tensors, scale=scale) for tensors, scale in zip(own, scales, strict=True)]  # type: ignore[arg-type]
+
+
+def _saved(ctx: Any) -> tuple[Tensor, list[Layer], Tensors]:
+    x_NI, *others = ctx.saved_tensors
+    return x_NI, _layers(ctx.scales, others), others[4 * len(ctx.scales) :]
