@@ -70,13 +70,13 @@ class Head:
         is_known = self.precision in known and self.layer.weight.dtype == torch.float32
         return is_known and isinstance(self.layer, OneDnnLinear) and self.layer.through_c
 
-    def held(self, weight_VC: Tensor) -> Tensor:
-        """Return the weight as products take it: cast, unless C rounds it as it reads."""
+    def own_weight(self, weight_VC: Tensor) -> Tensor:
+        """Return the weight for products: cast, unless C rounds it itself."""
         return weight_VC if self.through_c else _cast(weight_VC, self.precision)
 
     def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x @ w.T + b in the layer's type and library."""
-        x_NI, weight_OI = _cast(x_NI, self.precision), self.held(weight_OI)
+        x_NI, weight_OI = _cast(x_NI, self.precision), self.own_weight(weight_OI)
         if self.through_c and is_half(self.precision):
             return products.half_product(x_NI, weight_OI.t(), bias_O)
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
@@ -168,7 +168,7 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
-        held_VC = head.held(weight_VC)
+        held_VC = head.own_weight(weight_VC)
         # Gradients are computed now where weights are frozen or the gradient of log-probs is predicted
         needed, is_one = ctx.needs_input_grad[:3], len(target_L) <= head.chunk
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
@@ -218,7 +218,7 @@ def _made_now(
     """Compute gradients from the kept chunk, or from recomputed logits."""
     rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
     head, made = ctx.head, Gradients.of(ctx.head, needed)
-    weight_VC = head.held(weight_VC)
+    weight_VC = head.own_weight(weight_VC)
     kept, ctx.kept = ctx.kept, None
     for rows, target, *coefficients in _split(head.chunk, rows_LC, target_L, coefficient_L, of_entropy_L):
         scored = kept or _score_(head, _logits(head, rows, weight_VC, bias_V), target)

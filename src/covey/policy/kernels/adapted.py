@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.blocks import Joinable, Layer, is_computed, project
+from covey.policy.kernels.blocks import Joinable, Projection, is_computed, project
 from covey.policy.kernels.linear import OneDnnLinear, TiledLinear
 from covey.policy.kernels.products import weight_gradient
 from covey.policy.kernels.support import product_type
@@ -87,10 +87,10 @@ def _fused_class() -> type[nn.Module]:
             layer = None if args or keywords else self.as_layer(x)
             if layer is not None:
                 return project(x, [layer])[0]
-            base = self.base_layer
+            base, is_plain = self.base_layer, not (args or keywords or self.disable_adapters or self.merged)
+            assert isinstance(base, TiledLinear | OneDnnLinear), "as `fuse_adapters` found it"
             is_half = x.device.type == "cpu" and product_type("cpu", base.weight.dtype) == HALF and x.numel() > 0
-            is_tiled = isinstance(base, TiledLinear) and is_half
-            if args or keywords or self.disable_adapters or self.merged or not is_tiled:
+            if not (is_plain and is_half) or isinstance(base, OneDnnLinear):
                 out: Tensor = super().forward(x, *args, **keywords)
                 return out
             adapter = self._adapter()
@@ -98,17 +98,21 @@ def _fused_class() -> type[nn.Module]:
             found: Tensor = _AdaptedProduct.apply(flat_NI, base.weight, base.bias, *adapter)
             return found.view(*x.shape[:-1], -1)
 
-        def as_layer(self, x: Tensor) -> Layer | None:
+        def as_layer(self, x: Tensor) -> Projection | None:
             base = self.base_layer
-            is_known = isinstance(base, OneDnnLinear) and base.as_layer(x) is not None
-            if not is_known or self.disable_adapters or self.merged or not is_computed(self, x, base.weight):
+            if not isinstance(base, OneDnnLinear) or base.as_layer(x) is None:
+                return None
+            if self.disable_adapters or self.merged or not is_computed(self, x, base.weight):
                 return None
             down, up, scale = self._adapter()
-            return Layer(base.weight, base.bias, down, up, scale)
+            return Projection(base.weight, base.bias, down, up, scale)
 
         def _adapter(self) -> tuple[Tensor, Tensor, float]:
             (name,) = self.active_adapters
-            return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
+            down, up = self.lora_A[name], self.lora_B[name]
+            assert isinstance(down, nn.Linear), "plain"
+            assert isinstance(up, nn.Linear), "plain"
+            return down.weight, up.weight, self.scaling[name]
 
     FusedLora.__module__, FusedLora.__qualname__ = __name__, "FusedLora"
     globals()["FusedLora"] = FusedLora  # pickle and torch.save find a class by its name

@@ -1,4 +1,4 @@
-"""Linear layers with one input, and gated MLPs, each as one function in C with its gradients.
+"""Projection layers with one input, and gated MLPs, as functions in C.
 
 Their products are one call; adapters are terms of their sums. Nothing is kept that the backward pass can make in the
 cache: neither a weight's copy nor what a gate gives.
@@ -22,8 +22,8 @@ Tensors = list[Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """A linear layer's weights; with an adapter it adds x A^T B^T times a scale."""
+class Projection:
+    """Weights of a linear layer, and of its adapter."""
 
     weight_OI: Tensor
     bias_O: Tensor | None
@@ -44,13 +44,13 @@ class Layer:
 class Joinable(nn.Module):
     """A module that may be computed here."""
 
-    def as_layer(self, x: Tensor) -> Layer | None:
-        """Return its weights if C computes it of `x` and no hook listens, else None."""
+    def as_layer(self, x: Tensor) -> Projection | None:
+        """Return its weights if C computes it and no hook listens."""
         raise NotImplementedError
 
 
-def layers_of(x: Tensor, *modules: nn.Module) -> list[Layer]:
-    """Return the layers of all modules, none where C does not compute one."""
+def layers_of(x: Tensor, *modules: nn.Module) -> list[Projection]:
+    """Return all modules' layers, none unless C computes all."""
     found = [module.as_layer(x) if isinstance(module, Joinable) else None for module in modules]
     return [] if None in found else [layer for layer in found if layer is not None]
 
@@ -58,20 +58,20 @@ def layers_of(x: Tensor, *modules: nn.Module) -> list[Layer]:
 def is_computed(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
     """Return True where products of `x` and a weight go through C."""
     heard = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    known = {torch.float32, HALF} if multiplies_half() else {torch.float32}
-    on_cpu = x.device.type == "cpu" and weight.dtype == torch.float32 and x.numel() > 0
-    return on_cpu and not heard and product_type("cpu", x.dtype) in known
+    kind = product_type("cpu", x.dtype)
+    is_known = weight.dtype in (torch.float32, kind) and (kind == torch.float32 or (kind == HALF and multiplies_half()))
+    return is_known and x.device.type == "cpu" and x.numel() > 0 and not heard
 
 
-def project(x: Tensor, layers: Sequence[Layer]) -> list[Tensor]:
+def project(x: Tensor, layers: Sequence[Projection]) -> list[Tensor]:
     """Compute each layer's output."""
     flat_NI = x.reshape(-1, x.shape[-1]).to(product_type("cpu", x.dtype))
     outs: tuple[Tensor, ...] = _Project.apply(flat_NI, *_flat(layers))
     return [out_NO.view(*x.shape[:-1], -1) for out_NO in outs]
 
 
-def add_gated(hidden: Tensor, x: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """Compute hidden + down(silu(gate(x)) * up(x)), float32, of the layers gate, up and down."""
+def add_gated(hidden: Tensor, x: Tensor, layers: Sequence[Projection]) -> Tensor:
+    """Compute hidden + down(silu(gate(x)) * up(x)) in float32."""
     flat_NI = x.reshape(-1, x.shape[-1]).to(product_type("cpu", x.dtype))
     out: Tensor = _AddGated.apply(hidden.reshape(-1, hidden.shape[-1]), flat_NI, *_flat(layers))
     return out.view(hidden.shape)
@@ -90,12 +90,12 @@ class _Project(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, layers, narrow = _saved(ctx)
+        x_NI, layers, narrow = _unpack(ctx)
         of_x = torch.empty_like(x_NI) if ctx.needs_input_grad[0] else None
         of_narrow, calls = _of_input(layers, gradients, x_NI, of_x)
         found, more = _of_weights(x_NI, layers, gradients, narrow, of_narrow, ctx.needs_input_grad[2:])
         run_products(*calls, *more)
-        return of_x, None, *_scaled(layers, found)
+        return of_x, None, *_scale_ups(layers, found)
 
 
 class _AddGated(torch.autograd.Function):
@@ -115,7 +115,7 @@ class _AddGated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, layers, (*narrow, last, gate, up) = _saved(ctx)
+        x_NI, layers, (*narrow, last, gate, up) = _unpack(ctx)
         needed, of_gated = ctx.needs_input_grad[3:], torch.empty_like(gate)
         of_last, calls = _of_input(layers[2:], [gradient_NC], x_NI, of_gated)
         run_products(*calls)
@@ -125,13 +125,13 @@ class _AddGated(torch.autograd.Function):
         found, more = _of_weights(x_NI, layers[:2], gradients, narrow, of_narrow, needed)
         others, rest = _of_weights(gated, layers[2:], [gradient_NC], [last], of_last, needed[8:])
         run_products(*calls, *more, *rest)
-        return gradient_NC, of_x, None, *_scaled(layers, found + others)
+        return gradient_NC, of_x, None, *_scale_ups(layers, found + others)
 
 
 def _outputs(
-    x_NI: Tensor, layers: Sequence[Layer], outs: list[Tensor], added: Tensor | None = None
+    x_NI: Tensor, layers: Sequence[Projection], outs: list[Tensor], added: Tensor | None = None
 ) -> tuple[Tensors, list[ProductCall], list[Tensor]]:
-    """Return what adapters make narrow, the calls that compute it and `outs`, and these."""
+    """Return adapters' narrow outputs, calls, and `outs`."""
     narrow, first, calls = [], [], []
     for layer, out_NO in zip(layers, outs, strict=True):
         parts, own_NR = [(x_NI, layer.weight_OI.t())], None
@@ -146,9 +146,9 @@ def _outputs(
 
 
 def _of_input(
-    layers: Sequence[Layer], gradients: Sequence[Tensor], x_NI: Tensor, of_x_NI: Tensor | None
+    layers: Sequence[Projection], gradients: Sequence[Tensor], x_NI: Tensor, of_x_NI: Tensor | None
 ) -> tuple[Tensors, list[ProductCall]]:
-    """Return gradients of what adapters make narrow, and the calls that compute them and `of_x_NI`."""
+    """Return gradients of narrow outputs, and calls for these and `of_x_NI`."""
     of_narrow: Tensors = []
     calls, parts, half = [], [], x_NI.dtype == HALF
     for layer, gradient_NO in zip(layers, gradients, strict=True):
@@ -164,13 +164,13 @@ def _of_input(
 
 def _of_weights(
     x_NI: Tensor,
-    layers: Sequence[Layer],
+    layers: Sequence[Projection],
     gradients: Sequence[Tensor],
     narrow: Tensors,
     of_narrow: Tensors,
     needed: Sequence[bool],
 ) -> tuple[Tensors, list[ProductCall]]:
-    """Return gradients of the layers' tensors, four of each, and the calls that compute them."""
+    """Return four gradients of each layer, and the calls for them."""
     found: Tensors = []
     calls: list[ProductCall] = []
     for place, (layer, gradient_NO) in enumerate(zip(layers, gradients, strict=True)):
@@ -186,7 +186,7 @@ def _of_weights(
     return found, calls
 
 
-def _scaled(layers: Sequence[Layer], found: Tensors) -> Tensors:
+def _scale_ups(layers: Sequence[Projection], found: Tensors) -> Tensors:
     """Multiply gradients of adapters' ups by their scales."""
     for layer, of_up_OR in zip(layers, found[3::4], strict=True):
         if of_up_OR is not None and layer.scale != 1.0:
@@ -194,15 +194,15 @@ def _scaled(layers: Sequence[Layer], found: Tensors) -> Tensors:
     return found
 
 
-def _flat(layers: Sequence[Layer]) -> tuple[Any, ...]:
+def _flat(layers: Sequence[Projection]) -> tuple[Any, ...]:
     return tuple(layer.scale for layer in layers), *(tensor for layer in layers for tensor in layer.tensors)
 
 
-def _layers(scales: Sequence[float], flat: Sequence[Tensor | None]) -> list[Layer]:
+def _layers(scales: Sequence[float], flat: Sequence[Any]) -> list[Projection]:
     own = [flat[4 * place : 4 * place + 4] for place in range(len(scales))]
-    return [Layer(*tensors, scale=scale) for tensors, scale in zip(own, scales, strict=True)]  # type: ignore[arg-type]
+    return [Projection(one, bias, down, up, scale) for (one, bias, down, up), scale in zip(own, scales, strict=True)]
 
 
-def _saved(ctx: Any) -> tuple[Tensor, list[Layer], Tensors]:
+def _unpack(ctx: Any) -> tuple[Tensor, list[Projection], list[Any]]:
     x_NI, *others = ctx.saved_tensors
     return x_NI, _layers(ctx.scales, others), others[4 * len(ctx.scales) :]

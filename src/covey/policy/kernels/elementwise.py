@@ -98,7 +98,8 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gate_backward(*ctx.saved_tensors, gradient.contiguous())[:2]
+        gate, up = ctx.saved_tensors
+        return gate_backward(gate, up, gradient.contiguous())[:2]
 
 
 class _Rotated(torch.autograd.Function):
@@ -135,7 +136,7 @@ def gate_forward(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gate_backward(gate: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gate and up, and silu(gate) * up once more."""
+    """Return the gradients of gate and up, and silu(gate) * up."""
     of_gate, of_up, out = (torch.empty_like(gate) for _ in range(3))
     call = _gate_of(gate, up)
     call.gradient, call.of_gate, call.of_up = gradient.data_ptr(), of_gate.data_ptr(), of_up.data_ptr()

@@ -23,7 +23,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2Decode
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
 from covey.policy.attention.base import ATTENTION, attention
-from covey.policy.kernels.blocks import Layer, add_gated, layers_of, project
+from covey.policy.kernels.blocks import Projection, add_gated, layers_of, project
 from covey.policy.kernels.elementwise import add_norm, apply_gate, rms_norm, rotate
 from covey.policy.kernels.linear import OneDnnLinear
 from covey.policy.kernels.support import product_type, unsupported_reason
@@ -84,8 +84,8 @@ class CompiledMLP(CastsOnce, nn.Module):
         down: Tensor = self.down_proj(self._gate(gate, up))
         return down
 
-    def layers(self, x: Tensor) -> list[Layer]:
-        """Return gate, up and down where C computes them in one, else none."""
+    def layers(self, x: Tensor) -> list[Projection]:
+        """Return gate, up and down if C computes all, else none."""
         return layers_of(x, self.gate_proj, self.up_proj, self.down_proj) if self._computes(x) else []
 
     def _computes(self, x: Tensor) -> bool:

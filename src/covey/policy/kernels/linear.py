@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from covey.policy.kernels.blocks import Joinable, Layer, is_computed, project
+from covey.policy.kernels.blocks import Joinable, Projection, is_computed, project
 from covey.policy.kernels.products import has_tiles, weight_gradient
 from covey.policy.kernels.support import product_type
 
@@ -45,7 +45,7 @@ class _Product(torch.autograd.Function):
 
 
 class OneDnnLinear(Joinable, nn.Linear):
-    """A linear layer that computes float32 on the CPU through oneDNN, or all in C."""
+    """A linear layer that computes through oneDNN or C on a CPU."""
 
     through_c = False
     """Whether products go through C."""
@@ -62,8 +62,8 @@ class OneDnnLinear(Joinable, nn.Linear):
             out = _linear(flat, self.weight, self.bias)
         return out.view(*input.shape[:-1], self.out_features)
 
-    def as_layer(self, x: Tensor) -> Layer | None:
-        return Layer(self.weight, self.bias) if self.through_c and is_computed(self, x, self.weight) else None
+    def as_layer(self, x: Tensor) -> Projection | None:
+        return Projection(self.weight, self.bias) if self.through_c and is_computed(self, x, self.weight) else None
 
 
 class _TiledProduct(torch.autograd.Function):

@@ -22,6 +22,7 @@
 #define BLOCK 7     /* groups of rows of a block, about */
 #define WIDTH 2048  /* columns that lie ready at a time */
 #define SIZE ((DEPTH + 2 * LANES + 1) * LANES) /* words of a group, at most */
+#define AHEAD 16    /* numbers of a line that are fetched before they are laid out */
 #define PIECES 32   /* of a stretch, at most */
 
 typedef struct {
@@ -102,8 +103,12 @@ typedef struct {
 
 /* Lines that lie side by side: a step is read of all of them, as memory has them, before the next. */
 INLINE void lay_across(uint32_t *to, Lines l, int64_t first, int64_t last, int64_t steps, const int form) {
+    const int64_t size = form == HALF ? 2 : 4;
     for (int64_t k = 0; k < steps; k++) {
         const int64_t place = l.start + k * (form == WHOLE ? 1 : 2), at = place * l.stride, left = l.end - place;
+        for (int64_t next = AHEAD; next < AHEAD + (form == WHOLE ? 1 : 2); next++)
+            for (int64_t line = first; line < last; line += 64 / size)
+                __builtin_prefetch((const char *)l.from + (at + next * l.stride + line) * size, 0, 2);
         uint32_t *group = to + k * LANES;
         int64_t line = first;
         for (; line + LANES <= smaller(last, l.num); line += LANES, group += l.apart) {
@@ -119,13 +124,18 @@ INLINE void lay_across(uint32_t *to, Lines l, int64_t first, int64_t last, int64
 
 /* Lines that lie one after the other. */
 INLINE void lay_along(uint32_t *to, Lines l, int64_t first, int64_t last, int64_t steps, const int form) {
+    const int64_t size = form == HALF ? 2 : 4;
     for (int64_t line = first; line < last; line += LANES, to += l.apart)
         for (int64_t k = 0; k < steps; k += LANES) {
             lanes rows[LANES];
             const int64_t place = l.start + k * (form == WHOLE ? 1 : 2);
 #pragma GCC unroll 16
-            for (int r = 0; r < LANES; r++)
+            for (int r = 0; r < LANES; r++) {
+                const char *next = (const char *)l.from + ((line + LANES + r) * l.stride + place) * size;
+                __builtin_prefetch(next, 0, 2);
+                if (form == WIDE) __builtin_prefetch(next + 64, 0, 2);
                 rows[r] = line + r < l.num ? along(l.from, (line + r) * l.stride + place, l.end - place, form) : (lanes){0};
+            }
             transpose(rows);
             for (int r = 0; r < LANES; r++) memcpy(to + (k + r) * LANES, &rows[r], sizeof rows[r]);
         }
@@ -155,11 +165,15 @@ INLINE lanes plus_product(lanes sum, const uint32_t *a, lanes b, const int half)
 }
 
 /* ROWS rows by `vectors` groups of columns, `apart` from one another. */
-INLINE void sum_up(const uint32_t *a, const uint32_t *b, int64_t apart, int64_t steps, float *tile, const int vectors,
-                   const int half) {
+INLINE void sum_up(const uint32_t *a, const uint32_t *b, int64_t apart, int64_t steps, float *tile, const uint32_t *ahead,
+                   const int vectors, const int half) {
     lanes sum[ROWS][VECTORS] = {0};
     for (int64_t k = 0; k < steps; k++, a += LANES, b += LANES) {
         lanes line[VECTORS];
+        if (k % 4 == 0) {
+            __builtin_prefetch(ahead, 0, 2);
+            ahead += LANES;
+        }
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) memcpy(&line[v], b + v * apart, sizeof line[v]);
 #pragma GCC unroll 8
@@ -176,8 +190,8 @@ INLINE void sum_up(const uint32_t *a, const uint32_t *b, int64_t apart, int64_t 
 /* Functions of their own: what is inlined into much else doesn't stay in registers. */
 #define SUM_UP(name, vectors, half)                                                                                   \
     static __attribute__((noinline)) void name(const uint32_t *a, const uint32_t *b, int64_t apart, int64_t steps,    \
-                                               float *tile) {                                                         \
-        sum_up(a, b, apart, steps, tile, vectors, half);                                                              \
+                                               float *tile, const uint32_t *ahead) {                                  \
+        sum_up(a, b, apart, steps, tile, ahead, vectors, half);                                                       \
     }
 SUM_UP(sum_1, 1, 0)
 SUM_UP(sum_2, 2, 0)
@@ -186,7 +200,7 @@ SUM_UP(half_1, 1, 1)
 SUM_UP(half_2, 2, 1)
 SUM_UP(half_3, 3, 1)
 
-static void (*const SUMS[2][VECTORS])(const uint32_t *, const uint32_t *, int64_t, int64_t, float *) = {
+static void (*const SUMS[2][VECTORS])(const uint32_t *, const uint32_t *, int64_t, int64_t, float *, const uint32_t *) = {
     {sum_1, sum_2, sum_3}, {half_1, half_2, half_3}};
 
 /* Add a row of a tile to what was summed before. */
@@ -206,6 +220,15 @@ INLINE void put_tile(const Product *p, const float *tile, int64_t row, int64_t c
     }
 }
 
+/* Fetch where a tile will be put while it is summed: stores wait for one another's places. */
+INLINE void fetch_places(const Product *p, int64_t row, int64_t column, int is_last) {
+    for (int64_t r = row; r < smaller(row + ROWS, p->rows); r++)
+        for (int64_t c = column; c < column + TILE; c += LANES) {
+            if (p->out && is_last) __builtin_prefetch(p->out + r * p->columns + c, 1, 3);
+            if (p->sums) __builtin_prefetch(p->sums + r * p->columns + c, 1, 3);
+        }
+}
+
 /* What a stretch of the sum is made of. */
 typedef struct {
     Piece pieces[PIECES];
@@ -220,9 +243,12 @@ static void multiply_block(const Product *p, const Stretch *s, const uint32_t *a
     for (int64_t c = from; c < to; c += TILE) {
         const int64_t width = smaller(TILE, to - c);
         const uint32_t *columns = b + (c - from) / LANES * s->apart;
-        for (int64_t r = row; r < end; r += ROWS) {
+        const int64_t share = divided(VECTORS * s->apart, divided(end - row, ROWS) * LANES) * LANES;
+        const uint32_t *ahead = columns + VECTORS * s->apart; /* the next columns are fetched, a part by each few rows */
+        for (int64_t r = row; r < end; r += ROWS, ahead += share) {
             const uint32_t *rows = a + (r - row) / LANES * s->apart + (r - row) % LANES;
-            SUMS[p->half][divided(width, LANES) - 1](rows, columns, s->apart, s->steps, tile);
+            fetch_places(p, r, c, s->is_last);
+            SUMS[p->half][divided(width, LANES) - 1](rows, columns, s->apart, s->steps, tile, ahead);
             put_tile(p, tile, r, c, width, s->is_first, s->is_last);
         }
     }

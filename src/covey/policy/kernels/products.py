@@ -36,17 +36,15 @@ class ProductCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("added_stride", "num_parts", "rows", "columns", "half")),
     )
     held: tuple[object, ...]
-    """What it points to."""
 
 
 def product_call(
     parts: Sequence[tuple[Tensor, Tensor]], out_NM: Tensor, added_M: Tensor | None = None, *, half: bool | None = None
 ) -> ProductCall:
-    """Prepare the sum of products a @ b, and of what is added, for `run_products`.
+    """Prepare a sum of products a @ b and of `added_M`.
 
-    Factors are float32, or bfloat16 where `multiplies_half`, and may be turned. Where one is `half`, float32 ones are
-    rounded as they are read. What is added is float32: a number for each column, or for each number of `out_NM`, which
-    it may be.
+    Factors are float32, or bfloat16 where `multiplies_half`, and may be turned. With `half`, those of float32
+    are rounded. `added_M` is float32: a number for each column, or for each number of `out_NM`, or that itself.
     """
     parts = [tuple(each if 1 in each.stride() else each.contiguous() for each in part) for part in parts]  # type: ignore[misc]
     half = any(each.dtype == torch.bfloat16 for part in parts for each in part) if half is None else half
@@ -64,7 +62,7 @@ def product_call(
 
 
 def run_products(*calls: ProductCall) -> None:
-    """Compute products in C, in order; none has as its `b` what the one right before it makes."""
+    """Compute products in order; no `b` comes from the product before."""
     kernels, count, threads = library(SOURCE), ctypes.c_int64, torch.get_num_threads()
     columns = max(call.columns for call in calls)
     kernels.covey_product_room.restype = count
@@ -92,7 +90,7 @@ def multiply(
     dtype: torch.dtype | None = None,
     bias_M: Tensor | None = None,
 ) -> Tensor:
-    """Compute a @ b + bias in C, added to a float32 `sum_NM`; `dtype` is that of the result."""
+    """Compute a @ b + bias, added to a float32 `sum_NM`."""
     out = a_NK.new_empty(len(a_NK), b_KM.shape[1], dtype=dtype) if sum_NM is None else sum_NM
     is_half = torch.bfloat16 in (a_NK.dtype, b_KM.dtype, out.dtype)
     run_products(product_call([(a_NK, b_KM)], out, bias_M if sum_NM is None else sum_NM, half=is_half))
@@ -109,7 +107,7 @@ def multiplies_half() -> bool:
 
 
 def half_product(x_NI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Compute x @ w + b rounded to bfloat16, as are the factors."""
+    """Compute x @ w + b in bfloat16."""
     return multiply(x_NI, weight_IO, None, torch.bfloat16, bias_O)
 
 
