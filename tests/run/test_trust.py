@@ -356,7 +356,8 @@ def test_what_you_type_is_trusted(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["config", "resume=theirs", word, *trusted]) == 0, capsys.readouterr().err
     assert main(["config", "trust_run=true"]) == 2
     assert capsys.readouterr().err == (
-        "covey: trust_run=true needs resume=RUN, --config FILE or the policy of a run, got none of them\n"
+        "covey: trust_run=true needs resume=RUN, --config FILE, hydra.run.dir=FOLDER or the policy of a run, "
+        "got none of them\n"
     )
 
 

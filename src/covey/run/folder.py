@@ -305,6 +305,8 @@ def discard_refused(
     Whoever warmed a policy up, sampled or called a reward function keeps the log, but without `keeps_checks` what the
     preflight did and wrote counts for nothing. A folder that was there stays, with the files that it held `before`.
     """
+    if not folder.is_dir():  # moved or deleted while the run was going
+        return False
     files = [path for path in folder.iterdir() if path.name not in (before or ())]
     checks = set() if keeps_checks else {"preflight", "preflight.json"}
     # Any row, checkpoint or report counts as something done, and a phase besides the start: it cost time

@@ -59,6 +59,17 @@ def catch_write_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def only_warn(when: bool) -> Iterator[None]:
+    """Log a WriteError instead of raising it, where another error is the one to be read."""
+    try:
+        yield
+    except WriteError as error:
+        if not when:
+            raise
+        LOGGER.warning("%s", error)
+
+
+@contextmanager
 def ignore_stdout_errors() -> Iterator[None]:
     """Print nothing more once stdout breaks, instead of stopping the run.
 

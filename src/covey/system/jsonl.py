@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.system.disk import WriteError, atomic_file, cannot_write, read_regular
+from covey.system.disk import WriteError, atomic_file, cannot_write, catch_write_errors, read_regular
 from covey.system.text.escaping import is_visible
 
 LOGGER = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ class JsonlWriter:
     """
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._wait = wait
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with catch_write_errors(path):  # its folder is not made: one that was deleted must not come back as a stump
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._left = b""
         """Bytes that are not in the file yet."""
-        self._failed = False
+        self._failed = self._is_closed = False
 
     def write(self, row: Mapping[str, Any]) -> None:
         self.write_line(encode_row(row))
@@ -44,10 +44,13 @@ class JsonlWriter:
             self._note(cannot_write(self._path, error), error)
 
     def close(self) -> None:
-        """Write the remaining rows and close.
+        """Write the remaining rows and close; again it does nothing.
 
         WriteError where the disk refuses, unless `write` has raised it.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             self._flush()
         except OSError as error:

@@ -1,5 +1,6 @@
 """Disks that are small, full or read-only: real ones (tmpfs), where mounting is allowed."""
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,24 @@ def small_disk(place: Path, kilobytes: int) -> Iterator[Callable[[], None]]:
     with ExitStack() as leaving:
         leaving.callback(_run, "umount", "--lazy", str(place))
         yield lambda: _remount(place, "size=100m")
+
+
+@contextmanager
+def file_on_small_disk(file: Path, kilobytes: int) -> Iterator[Callable[[], None]]:
+    """An empty file that lies on a disk of its own; what it gives brings it to the disk of its folder."""
+    file.parent.mkdir()
+    file.touch()
+    with TemporaryDirectory() as beside, small_disk(Path(beside), kilobytes), ExitStack() as leaving:
+        own = Path(beside) / file.name
+        own.touch()
+        assert _mount("--bind", str(own), str(file))
+        leaving.callback(_run, "umount", "--lazy", str(file))
+
+        def bring_back() -> None:
+            leaving.close()
+            shutil.copy(own, file)
+
+        yield bring_back
 
 
 def size_kilobytes(folder: Path) -> int:

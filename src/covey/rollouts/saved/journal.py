@@ -28,7 +28,7 @@ import xxhash
 
 from covey.rollouts.attempt import Attempt
 from covey.rollouts.saved.plain import Piece, SavedGroup, check_tokens, from_plain, to_plain
-from covey.system.disk import WriteError, cannot_write, read_regular, sync
+from covey.system.disk import WriteError, cannot_write, catch_write_errors, read_regular, sync
 from covey.system.jsonl import MAX_BYTES, JsonlWriter
 from covey.types import Completion, Failure, Prompt, Reward, Sampling
 
@@ -194,7 +194,8 @@ class RolloutJournal:
             self._flush()
             if self._writer is not None:
                 self._writer[2].close()
-                sync(self._writer[1])
+                with catch_write_errors(self._writer[1]):
+                    sync(self._writer[1])
                 self._writer = None
         self._check()
 

@@ -68,7 +68,7 @@ from covey.run.records.waits import make_watchdog, pulse_of
 from covey.run.versions import versions
 from covey.system import collectives
 from covey.system.behind import Behind
-from covey.system.disk import WriteError, catch_write_errors, sync
+from covey.system.disk import WriteError, catch_write_errors, only_warn, sync
 from covey.system.jsonl import JsonlWriter, write_json
 from covey.system.lookup import resolve
 from covey.system.text.masking import mask
@@ -139,6 +139,7 @@ class RunRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        quietly = only_warn(when=kind is not None)  # what ended the run is what its user must read
         with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
             closing.push(self.watchdog)
             closing.enter_context(self.watchdog.deadline("the parts of the run to be closed", "timeouts.saving"))
@@ -152,18 +153,14 @@ class RunRecorder:
                 self._run,
             ):
                 if part is not None:
-                    closing.callback(part.close)
-            closing.callback(self.behind.close)  # before the files
+                    closing.callback(quietly(part.close))
+            closing.callback(quietly(self.behind.close))  # before the files
             self._pulse.__exit__()
             self._progress.close()
-            try:
+            with only_warn(when=kind is not None):
                 if not self._is_as_left:
                     stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
                     self._summarise("completed" if kind is None else "interrupted" if stopped else "failed")
-            except WriteError as unwritten:
-                if kind is None:
-                    raise
-                LOGGER.warning("%s", unwritten)  # what ended the run is what its user must read
 
     @cached_property
     def _tracker(self) -> Tracker:
