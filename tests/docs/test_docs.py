@@ -121,6 +121,8 @@ COMMANDS = [
 ALGORITHM_SETTINGS = sorted(
     {span for span in SPAN.findall(TEXTS["docs/use/algorithms.md"]) if "algorithm" in span and "=" in span}
 )
+TEACHER = ["algorithm.teacher=self", "algorithm.teacher_shows=[gold]"]
+"""What settings of a teacher need; options beside it say which term they are of."""
 REFUSED = re.compile(r"^\| `covey ([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 SETTINGS_PAGE = "docs/use/settings.md"
 GAVE_WAY = " in place of "
@@ -234,8 +236,10 @@ def test_the_pages_show_commands_of_every_verb_and_refusals() -> None:
 @pytest.mark.parametrize("span", ALGORITHM_SETTINGS)
 def test_every_setting_of_the_algorithms_page_works_on_its_own(span: str) -> None:
     settings.register()
+    needed = TEACHER if "teacher" in span or "reward_weight" in span else []
+    needed = [*needed, "algorithm.teacher_term=divergence"] if "support: teacher" in span else needed
     with initialize_config_dir(str(settings.CONF), version_base="1.3"):
-        settings.to_config(compose("config", overrides=shlex.split(span)))
+        settings.to_config(compose("config", overrides=[*needed, *shlex.split(span)]))
 
 
 def test_every_setting_and_choice_that_is_named_exists() -> None:

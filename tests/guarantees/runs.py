@@ -178,7 +178,7 @@ def saved_step(run: Path) -> int:
     return 0 if found is None else int(read_manifest(found)["step"])
 
 
-OF_THE_SAMPLER = ("mismatch", "sampler_", "ess_fraction")
+OF_THE_SAMPLER = ("mismatch", "sampler_", "ess_fraction", "update_gain")
 """Metrics of the log-probs that the engine gave: their last bits follow from what was sampled at the same time, which
 follows from the clock where tools take theirs. No update reads them unless it corrects for them."""
 OF_DRAFTS = ("engine/",)

@@ -25,7 +25,7 @@ HANGS = {
         2.0,
     ),
     "engine_elsewhere": Hang(
-        "from covey.engine.native.engine import NativeEngine\nNativeEngine.generate = never_answer",
+        "from covey.engine.native.engine import NativeEngine\nNativeEngine.generate_telling = never_answer",
         ("timeouts.sampling=2",),
         "the engine to answer 1 prompt (timeouts.sampling=2)",
         2.0,
@@ -140,10 +140,11 @@ def test_the_log_has_the_same_line_and_the_stacks_of_what_hangs(name: str, start
 
 
 @pytest.mark.slow
-def test_a_run_with_a_hung_checkpoint_resumes_from_the_one_before_exactly(started: Started, reference: Path) -> None:
-    hung = ended(started, "checkpoint")
+@pytest.mark.parametrize("name", ["checkpoint"])  # by which `started` knows it
+def test_a_run_with_a_hung_checkpoint_resumes_exactly(name: str, started: Started, reference: Path) -> None:
+    hung = ended(started, name)
     found = newest_valid(hung.run / "checkpoints")
     assert found is not None
     assert found.name == "step-000005"
-    finish_well(resume(hung.folder, "checkpoint", "timeouts.saving=1800", "resume_changes=[timeouts.saving]"))
+    finish_well(resume(hung.folder, name, "timeouts.saving=1800", "resume_changes=[timeouts.saving]"))
     assert fingerprint(hung.run) == fingerprint(reference / "whole")
