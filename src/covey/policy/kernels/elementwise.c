@@ -72,7 +72,7 @@ INLINE const float *add_delta(const Norm *n, int64_t row, const float *x, const 
 }
 
 /* out = x * scale * weight, x with its delta. */
-INLINE void norm(const Norm *n, int64_t row, const int64_t width, float *room) {
+INLINE void norm_row(const Norm *n, int64_t row, const int64_t width, float *room) {
     const float *x = read(n->x, row * width, width, n->half_x, room);
     if (n->delta) x = add_delta(n, row, x, width, room);
     float *out = place(n->out, row * width, n->half_out, room + width);
@@ -95,8 +95,8 @@ void covey_norm_forward(const Norm *n) {
 #pragma omp parallel for num_threads(n->num_threads) if (n->rows * n->width > WORTH_THREADS)
     for (int64_t row = 0; row < n->rows; row++) {
         float room[2 * n->width];
-        if (is_whole) norm(n, row, n->width / LANES * LANES, room); /* no ends to look after */
-        else norm(n, row, n->width, room);
+        if (is_whole) norm_row(n, row, n->width / LANES * LANES, room); /* no ends to look after */
+        else norm_row(n, row, n->width, room);
     }
 }
 
