@@ -10,14 +10,13 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
-from covey.cli.flags import split_flags
 from covey.config.schema import OutputConfig
 from covey.run.folder import is_running
 from covey.system.text.console import CleanConsole
 from covey_report.logs.foreign import read_any
 from covey_report.page.make import FOLLOW_SECONDS, follow, make_report, names_of, pause
 from covey_report.page.png import draw_curves
-from covey_report.runs.folders import refuse_flags, run_folders
+from covey_report.runs.folders import read_flags, run_folders
 from covey_report.text import COLUMNS, as_lines
 
 LOGGER = logging.getLogger(__name__)
@@ -83,8 +82,7 @@ def report_at_the_end(output: OutputConfig, folder: Path) -> Path | None:
 
 def read_words(verb: str, words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     """Split folders from flags. ValueError for unknown flags or none."""
-    others, flags = split_flags(words, WITH_VALUE, ALONE)
-    refuse_flags(others, (*WITH_VALUE, *ALONE))
+    others, flags = read_flags(words, WITH_VALUE, ALONE)
     out = Path(flags.get("--out", "page.html"))
     if out.suffix != ".html" or not out.parent.is_dir():
         wanted = "be a .html file" if out.suffix != ".html" else f"lie in a folder that is there ({out.parent} is not)"

@@ -185,7 +185,7 @@ def test_a_folder_without_any_log_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert main(["doctor"]) == 2
     assert "covey doctor needs a run" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path), "--jsn"]) == 2
-    assert 'no flag "--jsn"; flags: --json, --control' in capsys.readouterr().err
+    assert 'no flag "--jsn"; flags: --control, --json' in capsys.readouterr().err
 
 
 def test_words_name_runs_and_a_control() -> None:

@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from covey.policy.settings import ModelConfig
+from covey_serve import command
 from covey_serve import service as service_module
 from covey_serve.limits import RequestRefused, ServiceLimits
 from covey_serve.store.checkpoints import FACTS
@@ -316,23 +319,23 @@ def test_a_disk_that_refuses_does_not_end_the_service(tmp_path: Path, monkeypatc
 # ---- the process itself
 
 
-def start(root: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start the command, and return it with its address."""
-    code = (
-        "from covey_serve import command, service; from covey.policy.settings import ModelConfig; import sys;"
-        "service.SNAPSHOT_SECONDS = 0.3;"
-        f"command.ModelConfig = lambda **k: ModelConfig(**k, **{SIZES});"
-        f"command.run_serve(['{NAME}=nano', '--to', sys.argv[1], '--port', '0'])"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(root)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TINKER_API_KEY": "tml-test"},
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    return process, line.split(" at ")[1].split(",")[0]
+def start(root: Path) -> tuple[BaseProcess, str]:
+    """Start the command in a fork of this warm process, and return it with its address."""
+    reading, writing = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=_serve, args=(root, writing), daemon=True)
+    process.start()
+    os.close(writing)
+    with open(reading) as said:
+        address, _ = said.readline(), said.readline()  # both: the server must not write to a closed pipe
+    return process, address.split(" at ")[1].split(",")[0]
+
+
+def _serve(root: Path, writing: int) -> None:
+    sys.stdout = open(writing, "w", buffering=1)  # noqa: SIM115 # open until the process is killed
+    os.environ["TINKER_API_KEY"] = "tml-test"
+    service_module.SNAPSHOT_SECONDS = 0.3
+    command.ModelConfig = partial(ModelConfig, **SIZES)
+    command.run_serve([f"{NAME}=nano", "--to", str(root), "--port", "0"])
 
 
 class Remote:
@@ -343,9 +346,12 @@ class Remote:
         self.process, self.url = start(root)
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.end()
         self.process, self.url = start(self.root)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
 
     def call(self, path: str, body: Any) -> Any:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -394,8 +400,7 @@ def over_http(root: Path, kills: random.Random | None) -> list[Any]:
             seen.append((metrics["loss:sum"], values[0].tolist(), [each["tokens"] for each in found["sequences"]]))
         return seen
     finally:
-        remote.process.kill()
-        remote.process.wait()
+        remote.end()
 
 
 @pytest.mark.long

@@ -7,11 +7,12 @@ import copy
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pytest
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
@@ -29,6 +30,9 @@ def compose_faster(patch: pytest.MonkeyPatch) -> None:
     # Each composition copies all schemas of the store, and reads them alone.
     patch.setattr(ConfigStore, "__deepcopy__", lambda store, memo: store, raising=False)
     patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", _composed)
+    # Files and schemas are read for their headers and defaults alone, mostly
+    patch.setattr(ConfigRepository, "load_config", _loaded)
+    patch.setattr(defaults_list, "_create_interpolation_map", _map_if_interpolated)
     for kind in (Metadata, ContainerMetadata):
         patch.setattr(kind, "__deepcopy__", _copied, raising=False)
 
@@ -48,10 +52,41 @@ def _composed(loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: ICo
         return _compose(loader, defaults, repo)
     key = f"{defaults} {cache_folder()}"
     if key not in COMPOSED:
-        COMPOSED[key] = _compose(loader, defaults, repo)
+        COMPOSED[key] = _compose(loader, defaults, cast(IConfigRepository, _Copies(repo)))
     return copy.deepcopy(COMPOSED[key])
 
 
+class _Copies:
+    """A repository whose configurations may be changed: those that it hands out are kept."""
+
+    def __init__(self, repo: IConfigRepository) -> None:
+        self.get_schema_source = repo.get_schema_source
+        self._load = repo.load_config
+
+    def load_config(self, config_path: str) -> Any:
+        return copy.deepcopy(self._load(config_path))
+
+
+def _loaded(repo: ConfigRepository, config_path: str) -> Any:
+    """Return what was read before, where it was covey's or Hydra's own."""
+    if not {source.path for source in repo.sources} <= OWN_PLACES:
+        return _load_one(repo, config_path)
+    key = config_path, cache_folder()  # a default of the schema
+    if key not in LOADED:
+        found = _load_one(repo, config_path)
+        if found is None:  # it may be registered later
+            return None
+        LOADED[key] = found
+    return LOADED[key]
+
+
+def _map_if_interpolated(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+    """Leave out what is looked up by defaults of the form group: ${choice} alone."""
+    return _map(overrides, defaults, self_added) if any(one.is_interpolation() for one in defaults) else None
+
+
+LOADED: dict[tuple[str, str], Any] = {}
+_load_one, _map = ConfigRepository.load_config, defaults_list._create_interpolation_map
 OWN_PLACES = {"hydra.conf", str(CONF), ""}
 COMPOSED: dict[str, Any] = {}
 _compose = ConfigLoaderImpl._compose_config_from_defaults_list

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from covey.cli.flags import split_flags
 from covey.config import compose as settings
 from covey.config.schema import Config
 from covey.loop import train
@@ -29,7 +28,7 @@ from covey.system.text.format import number_of
 from covey_report.branch.paired import FACTS, over_runs, pair, spell
 from covey_report.compare import comparison
 from covey_report.logs.read import read_run
-from covey_report.runs.folders import refuse_flags, run_folder_of
+from covey_report.runs.folders import read_flags, run_folder_of, whole_number
 from covey_report.runs.tables import relative
 
 PARENT = "parent"
@@ -197,28 +196,22 @@ def read_words(words: Sequence[str]) -> BranchAsked:
             parts.append([])
         else:
             parts[-1].append(word)
-    first, flags = split_flags([word for word in parts[0] if word != TRUST], FLAGS, ())
-    for part in parts[1:]:
-        others, more = split_flags([word for word in part if word != TRUST], FLAGS, ())
-        part[:], flags = others, flags | more
-        refuse_flags(others, tuple(FLAGS))
-    refuse_flags(first, tuple(FLAGS))
-    runs = [word for word in first if "=" not in word]
-    arms = [tuple(word for word in part if "=" in word) for part in (first, *parts[1:])]
+    flags: dict[str, str] = {}
+    for part in parts:
+        part[:], more = read_flags([word for word in part if word != TRUST], FLAGS)
+        flags |= more
+    runs = [word for word in parts[0] if "=" not in word]
+    arms = [tuple(word for word in part if "=" in word) for part in parts]
     stray = [word for part in parts[1:] for word in part if "=" not in word]
     if not all(arms) or "--at" not in flags or stray:
         raise ValueError(
             "covey branch needs a run, --at STEP and the settings of each child, such as covey branch "
             "outputs/DATE/TIME --at 100 optimizer.lr=1e-5 -- optimizer.lr=3e-6"
         )
-    numbers = {name: flags[name] for name in ("--at", "--steps") if name in flags}
-    for name, value in numbers.items():
-        if not value.isdecimal() or int(value) == 0:
-            raise ValueError(f"{name} must be a whole number above 0, got {value}")
     return BranchAsked(
         tuple(run_folder_of("branch", [run]) for run in runs) or (run_folder_of("branch", []),),
-        int(numbers["--at"]),
-        int(numbers["--steps"]) if "--steps" in numbers else None,
+        whole_number(flags, "--at", 0, least=1),
+        whole_number(flags, "--steps", None, least=1),
         tuple(arms),
         Path(flags["--out"]) if "--out" in flags else None,
         TRUST in words,

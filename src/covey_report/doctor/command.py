@@ -6,12 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from covey.cli.flags import split_flags
 from covey.system.text.console import CleanConsole
 from covey_doctor.diagnose import EXIT_CODES, worst
 from covey_report.doctor.health import Health, health_of, read_for_doctor
 from covey_report.page.make import names_of
-from covey_report.runs.folders import refuse_flags, run_folders
+from covey_report.runs.folders import read_flags, run_folders
 
 INDENT = "      "
 WITH_VALUE = {"--control": "the folder of a run with shuffled rewards"}
@@ -54,6 +53,5 @@ def _print(console: Console, name: str, health: Health) -> None:
 
 def read_words(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     """Split runs from flags. ValueError for unknown flags or no run."""
-    others, flags = split_flags(words, WITH_VALUE, ALONE)
-    refuse_flags(others, (*ALONE, *WITH_VALUE))
+    others, flags = read_flags(words, WITH_VALUE, ALONE)
     return run_folders("doctor", others), flags

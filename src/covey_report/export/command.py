@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
-from covey.cli.flags import split_flags
 from covey.policy.models.adapters import base_of
 from covey.policy.models.made import ORIGIN
 from covey.policy.models.naming import newest_policy
@@ -21,7 +20,7 @@ from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import one_line
 from covey_report.export.card import ADAPTERS, card, model_type, write_settings
-from covey_report.runs.folders import refuse_flags
+from covey_report.runs.folders import read_flags
 
 WITH_VALUE = {
     "--to": "a folder",
@@ -70,8 +69,7 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, dict[str, str]]:
         after = spelled[place + 1 : place + 2]
         has_type = bool(after) and not after[0].startswith("-") and not Path(after[0]).exists()
         spelled[place : place + 1 + has_type] = [f"--gguf={after[0] if has_type else GGUF_TYPES[0]}"]
-    others, flags = split_flags(spelled, WITH_VALUE, ("--merge",))
-    refuse_flags(others, (*WITH_VALUE, "--merge"))
+    others, flags = read_flags(spelled, WITH_VALUE, ("--merge",))
     if "--to" not in flags or len(others) != ("--from-gguf" not in flags):
         ways = "covey export outputs/DATE/TIME --to FOLDER, or covey export --from-gguf FILE --to FOLDER"
         raise ValueError(f"covey export needs a run and a folder: {ways}")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.cli.flags import split_flags
 from covey.system.lookup import one_of
 from covey_graders.tags import without_thoughts
-from covey_report.runs.folders import refuse_flags
+from covey_report.runs.folders import read_flags
 from covey_tasks.machines.design.blocks import BLOCKS
 from covey_tasks.machines.design.compact import read_compact
 from covey_tasks.machines.design.global_form import read_global
@@ -45,8 +44,7 @@ def run_command(words: Sequence[str]) -> None:
 
 
 def _read(words: Sequence[str]) -> Arguments:
-    plain, flags = split_flags(words, dict.fromkeys(FLAGS, "a value"), ())
-    refuse_flags(plain, FLAGS)
+    plain, flags = read_flags(words, dict.fromkeys(FLAGS, "a value"))
     if len(plain) != 2:
         raise ValueError(f"covey machines needs what to do ({', '.join(ACTIONS)}) and a file, got {len(plain)} words")
     asked = Arguments(one_of("covey machines", plain[0], ACTIONS), Path(plain[1]), flags)

@@ -1,16 +1,33 @@
 """Run folders that are named for a verb."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from covey.cli.flags import split_flags
 from covey.run.folder import CONFIG, begun_at
 
+Default = TypeVar("Default", int, None)
 
-def refuse_flags(others: Sequence[str], known: Collection[str]) -> None:
-    """Refuse unknown flags. Raises ValueError with the known ones."""
+
+def read_flags(
+    words: Sequence[str], with_value: Mapping[str, str], alone: Collection[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """Split words as `split_flags`. ValueError for unknown flags, too."""
+    others, given = split_flags(words, with_value, alone)
     for word in others:
         if word.startswith("-"):
-            raise ValueError(f'no flag "{word.partition("=")[0]}"; flags: {", ".join(known)}')
+            raise ValueError(f'no flag "{word.partition("=")[0]}"; flags: {", ".join((*with_value, *alone))}')
+    return others, given
+
+
+def whole_number(given: Mapping[str, str], flag: str, default: Default, least: int = 0) -> int | Default:
+    """Return a flag's number. ValueError for another or a lower one."""
+    if flag not in given:
+        return default
+    if not given[flag].isdecimal() or int(given[flag]) < least:
+        raise ValueError(f"{flag} must be a whole number >= {least}, got {given[flag]}")
+    return int(given[flag])
 
 
 def run_folders(verb: str, words: Sequence[str]) -> list[Path]:

@@ -7,18 +7,16 @@ from typing import Any
 
 from rich.text import Text
 
-from covey.cli.flags import split_flags
 from covey.run.folder import EVALUATIONS, ROLLOUTS
 from covey.run.records.answer_text import as_text, episode_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
-from covey_report.runs.folders import one_run_folder, refuse_flags
+from covey_report.runs.folders import one_run_folder, read_flags, whole_number
 from covey_report.runs.show import rows_of
 
 NUM_SHOWN = 6
 WITH_VALUE = {"--step": "a number", "--prompt": "the id of a prompt", "--number": "a number"}
 ALONE = ("--evaluation", "--worst")
-FLAGS = (*WITH_VALUE, *ALONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,10 @@ def run_rollouts(words: Sequence[str]) -> None:
 
 def read_words(words: Sequence[str]) -> RolloutsOptions:
     """Read the words. ValueError without a run, or for unknown flags."""
-    others, given = split_flags(words, WITH_VALUE, ALONE)
-    refuse_flags(others, FLAGS)
+    others, given = read_flags(words, WITH_VALUE, ALONE)
     path = one_run_folder("rollouts", others) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
-    number = _number(given, "--number")
-    shown = NUM_SHOWN if number is None else number
-    return RolloutsOptions(path, _number(given, "--step"), given.get("--prompt"), shown, "--worst" in given)
+    step, shown = whole_number(given, "--step", None), whole_number(given, "--number", NUM_SHOWN)
+    return RolloutsOptions(path, step, given.get("--prompt"), shown, "--worst" in given)
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:
@@ -73,11 +69,3 @@ def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | No
         of = "" if prompt_id is None else f" of prompt {prompt_id}"
         raise NotWritten(f"nothing is kept{of}{'' if step is None else f' at step {step}'}; there are {there}")
     return found
-
-
-def _number(given: dict[str, str], flag: str) -> int | None:
-    if flag not in given:
-        return None
-    if not given[flag].isdigit():
-        raise ValueError(f"{flag} needs a number, got {given[flag]}")
-    return int(given[flag])

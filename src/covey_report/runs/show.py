@@ -8,14 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from covey.cli.flags import split_flags
 from covey.environments.data.files import json_fault
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running, last_settings, read_summary
 from covey.run.records.answer_text import as_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import three_digits
-from covey_report.runs.folders import refuse_flags, run_folders
+from covey_report.runs.folders import read_flags, run_folders, whole_number
 from covey_report.runs.tables import print_folder, relative, render, side_by_side
 
 Row = dict[str, Any]
@@ -147,13 +146,9 @@ def _what_follows(folder: Path) -> str:
 
 def _read(words: Sequence[str]) -> tuple[list[Path], int]:
     """Return the named folders and the number of answers to show."""
-    named, given = split_flags(words, {ANSWERS: "a number"}, ())
-    refuse_flags(named, (f"{ANSWERS} N",))
-    number = given.get(ANSWERS, str(NUM_ANSWERS))
+    named, given = read_flags(words, {ANSWERS: "a number"})
     folders = run_folders("show", named)
     for folder in folders:
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} is no run folder (it has no {CONFIG})")
-    if not number.isdecimal():
-        raise ValueError(f"{ANSWERS} must be a number >= 0, got {number}")
-    return folders, int(number)
+    return folders, whole_number(given, ANSWERS, NUM_ANSWERS)

@@ -9,7 +9,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from covey.cli.flags import split_flags
 from covey.config import compose as settings
 from covey.config.schema import Config
 from covey.policy.models.naming import IN_MEMORY
@@ -19,7 +18,7 @@ from covey.run.folder import METRICS, changes_of
 from covey.system.jsonl import read_rows
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import number_of
-from covey_report.runs.folders import refuse_flags, run_folder_of
+from covey_report.runs.folders import read_flags, run_folder_of, whole_number
 from covey_report.verify.claims import claims_changed, not_covered, unchecked_rows
 from covey_report.verify.itself import ChangedFile, look_at_folder, read_proof, rows_misplaced
 from covey_report.verify.judge import CONFIRMED, DIFFERS, EXIT_CODES, UNKNOWN, Judgement, judge
@@ -54,8 +53,7 @@ class Asked:
 
 def run_verify(words: Sequence[str]) -> int:
     """Verify a run; return 0 (confirmed), 1 (differs) or 2 (unknown)."""
-    others, flags = split_flags(words, FLAGS, ())
-    refuse_flags(others, tuple(FLAGS))
+    others, flags = read_flags(words, FLAGS)
     typed = [word for word in others if "=" in word]
     for override in parse_words(typed):
         if override.key_or_group not in (*ELSEWHERE, TRUST):
@@ -63,23 +61,16 @@ def run_verify(words: Sequence[str]) -> int:
                 f"covey verify takes {', '.join((*ELSEWHERE, TRUST))} as settings, got {override.input_line}"
             )
     folder = run_folder_of("verify", [word for word in others if word not in typed])
-    steps = _number(flags, "--steps", STEPS)
+    steps = whole_number(flags, "--steps", STEPS, least=1)
     asked = Asked(
         folder,
         tuple(typed),
         steps,
-        _number(flags, "--most", MOST_PER_STEP * steps),
-        _number(flags, "--seed", secrets.randbits(31)),
+        whole_number(flags, "--most", MOST_PER_STEP * steps, least=1),
+        whole_number(flags, "--seed", secrets.randbits(31)),
         Path(flags.get("--out", folder / SUMMARY)),
     )
     return EXIT_CODES[_again(asked, Path(flags["--again"])) if "--again" in flags else verify(asked).word]
-
-
-def _number(flags: Mapping[str, str], name: str, default: int) -> int:
-    value = flags.get(name, str(default))
-    if not value.isdecimal() or (name != "--seed" and int(value) == 0):
-        raise ValueError(f"{name} must be a whole number above 0, got {value}")
-    return int(value)
 
 
 def verify(asked: Asked) -> Judgement:

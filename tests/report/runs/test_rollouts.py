@@ -64,7 +64,7 @@ def test_the_last_step_is_shown_from_the_best_unless_others_are_asked_for(
     ("words", "line"),
     [
         ([], "covey rollouts needs a run folder, such as covey rollouts outputs/DATE/TIME"),
-        (["{run}", "--step", "two"], "--step needs a number, got two"),
+        (["{run}", "--step", "two"], "--step must be a whole number >= 0, got two"),
         (["{run}", "--step", "7"], "nothing is kept at step 7; there are steps 1 to 2"),
         (["{run}", "--prompt", "z"], "nothing is kept of prompt z; there are no rollouts"),
         (["{run}", "--wurst"], 'no flag "--wurst"; flags: --step, --prompt, --number, --evaluation, --worst'),

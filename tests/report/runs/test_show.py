@@ -192,9 +192,9 @@ def test_runs_side_by_side_are_told_apart_by_what_they_differ_in(run: Path, caps
     [
         ([], "covey show needs a run folder, such as covey show outputs/DATE/TIME"),
         (["run", "nowhere"], "nowhere is no run folder (it has no config.yaml)"),
-        (["run", "--best", "3"], 'no flag "--best"; flags: --answers N'),
+        (["run", "--best", "3"], 'no flag "--best"; flags: --answers'),
         (["run", "--answers"], "--answers needs a number"),
-        (["run", "--answers", "many"], "--answers must be a number >= 0, got many"),
+        (["run", "--answers", "many"], "--answers must be a whole number >= 0, got many"),
     ],
 )
 def test_words_that_name_no_run_are_one_line(

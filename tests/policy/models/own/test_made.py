@@ -1,11 +1,14 @@
 """Models by a function or by code beside their weights: trained, resumed, measured, and only by the user's word."""
 
+import io
 import json
+import os
 import re
 import shutil
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from covey.policy.models.made import code_hashes
 from covey.policy.settings import ModelConfig
 
 from ....docs.test_docs import example_files
+from ....support.processes import in_a_fork
 from .checkouts import BEGINNINGS, write_checkout
 from .local_code import write_tiny
 
@@ -29,9 +33,28 @@ WORDS += ["evaluation.num_prompts=2", "evaluation.num_samples=2", "evaluation.k=
 TASK = ["environment=reward_functions", "rewards=[rewards:low]", "data.path=rows.jsonl"]
 
 
-def covey_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "covey", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+def covey_in(folder: Path, *words: str) -> str:
+    """What a command says that ends well, in a fork of this warm process and of its folder."""
+
+    def run() -> tuple[int, str]:
+        enter(folder)
+        with redirect_stdout(io.StringIO()) as said, redirect_stderr(said):
+            return main(list(words)), said.getvalue()
+
+    status, text = in_a_fork(run, seconds=300.0)
+    assert status == 0, text
+    return str(text)
+
+
+def enter(folder: Path) -> None:
+    """Be where a program would begin: its folder is the current one, and the first to import from."""
+    os.chdir(folder)
+    sys.path.insert(0, "")
+
+
+def run_in(folder: Path, program: str) -> None:
+    enter(folder)
+    exec(program, {"__name__": "__main__"})
 
 
 @pytest.mark.long
@@ -42,21 +65,17 @@ def test_the_pages_lines_train_a_communitys_checkpoint(policy: str, tmp_path: Pa
     shown = '50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12, "n_layers": 12'
     text = text.replace(shown, '257, "context_length": 64, "emb_dim": 32, "n_heads": 1, "n_layers": 2')
     (tmp_path / f"{policy}.py").write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, "-c", BEGINNINGS[policy]], cwd=tmp_path, check=True, timeout=120)
+    in_a_fork(partial(run_in, tmp_path, BEGINNINGS[policy]), seconds=120.0)
     words = ["model.name=weights", f"model.code={policy}:load", *TASK, *WORDS, "hydra.run.dir=run"]
-    trained = covey_in(tmp_path, "train", *words, "num_steps=2", "output.save_every=1")
-    assert trained.returncode == 0, trained.stdout + trained.stderr
+    covey_in(tmp_path, "train", *words, "num_steps=2", "output.save_every=1")
     last = load_file(tmp_path / "run/checkpoints/step-000002/policy/model.safetensors")
     shutil.rmtree(tmp_path / "run/checkpoints/step-000002")
     (tmp_path / f"{policy}.py").write_text(f"{text}\n# changed\n", encoding="utf-8")
-    resumed = covey_in(tmp_path, "train", "resume=run")
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert f"code of the model in {policy}.py was" in resumed.stdout + resumed.stderr
+    assert f"code of the model in {policy}.py was" in covey_in(tmp_path, "train", "resume=run")
     again = load_file(tmp_path / "run/checkpoints/step-000002/policy/model.safetensors")
     assert all(torch.equal(weight, again[name]) for name, weight in last.items())
     measured = covey_in(tmp_path, "evaluate", "model.name=run/checkpoints/step-000002/policy")
-    assert measured.returncode == 0, measured.stdout + measured.stderr
-    assert f"model.code={policy}:load" in measured.stdout
+    assert f"model.code={policy}:load" in measured
 
 
 def decode(ids: list[int]) -> str:
