@@ -1,8 +1,6 @@
 """A whole run of a tiny Qwen3.5, which takes the general path, with all checks before it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,11 @@ from transformers import AutoModelForCausalLM
 
 import covey
 from benchmarks.checks.architectures import save
+from covey.cli.main import main
 
 from ...support.byte_rewards import vowels
+from ...support.processes import as_job_steps
 from ...support.small import equal
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.long
@@ -59,9 +57,7 @@ def test_a_model_trains_in_shards_on_two_ranks(architecture: str, changes: list[
     ]
     words += ["rewards=[tests.support.byte_rewards:vowels]", "parallel.strategy=fsdp", *changes]
     words += [f"hydra.run.dir={tmp_path / 'run'}", "output.progress=false"]
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "covey"]
-    done = subprocess.run([*ranks, "train", *words], capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-9000:]
+    assert as_job_steps(lambda: main(["train", *words]), seconds=240.0) == [0, 0]
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [step for step in metrics if step.get("mismatch") is not None]
     assert max(step["mismatch"] for step in steps) < (0.02 if changes else 1e-5)

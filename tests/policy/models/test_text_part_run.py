@@ -1,8 +1,6 @@
 """Whole runs on tiny folders of text and pictures: trained, killed, resumed, adapted, exported, in shards."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,13 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 import covey
+from covey.cli.main import main
 from covey.policy.models.text_part import beside_text
 from covey_report.export.command import run_export
 
 from ...support.byte_rewards import by_bytes
 from ...support.models.composite_models import PROCESSOR, composite_folder
+from ...support.processes import as_job_steps
 from ...support.small import equal
 
 ROWS = [{"prompt": f"say {index}:"} for index in range(12)]
@@ -81,7 +81,5 @@ def test_a_folder_of_text_and_pictures_trains_in_shards_on_two_ranks(tmp_path: P
         f"data.path={data}",
     ]
     words += ["parallel.strategy=fsdp", f"hydra.run.dir={tmp_path / 'run'}", "output.progress=false"]
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "covey"]
-    done = subprocess.run([*ranks, "train", *words], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert as_job_steps(lambda: main(["train", *words]), seconds=240.0) == [0, 0]
     assert_text_alone_moved(given, tmp_path / "run" / "checkpoints" / "step-000002" / "policy")
