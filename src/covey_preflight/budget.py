@@ -10,7 +10,7 @@ from dataclasses import replace
 from covey.types import Group, Rollout
 from covey_preflight.subject import NUM_SAMPLES, PreflightContext
 
-SECONDS = 2.5
+SECONDS = 1.5
 """Seconds of each of three checks that compare with transformers or between layouts."""
 MIN_COMPLETION = 8
 """Tokens of a completion that are compared at least."""

@@ -39,8 +39,8 @@ def group(name: str, *rollouts: Rollout) -> Group:
 def test_a_minute_a_pass_affords_a_token_or_none(build: Build) -> None:
     subject = slow(build(**LONG))
     assert subject.token_seconds == pytest.approx(60 / 32)
-    assert affordable_tokens(subject, 1) == 1
-    assert affordable_tokens(subject, 4) == 0
+    assert affordable_tokens(subject, 0.5) == 1
+    assert affordable_tokens(subject, 1) == 0
 
 
 def test_what_is_affordable_stays_as_it_is() -> None:
