@@ -15,7 +15,7 @@ COST: Mapping[str, float] = {
     **dict.fromkeys(("arithmetic", "arithmetic_curriculum"), 0.7),
 }
 """Seconds of an evaluated answer over those of a trained one, which is sampled and trained on; at most 1 where it was
-not measured (docs/use/real_models.md)."""
+not measured (docs/use/real_models.md): with all weights, as the recipes have it."""
 NEEDED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gsm8k", "gsm8k_lora", "math"), ("data.path=rows.jsonl",)),
     **dict.fromkeys(("my_rewards", "my_rewards_reference_ratio"), ("data.path=rows.jsonl", "rewards=[think_format]")),
