@@ -20,8 +20,8 @@ Drawn = tuple[Sequence[DecodeRow], list[int], list[float]]
 """Tokens in the order of each row's, their rows and log-probabilities."""
 NEWEST = 64
 """Tokens of a running row that are counted at most at a time: others were written while no draft was wanted."""
-LONGEST_PAUSE = 64
-"""Passes between two looks for drafts where none pays."""
+LONGEST_PAUSE = 16
+"""Calls of several steps between two looks for drafts where none pays."""
 NEGLIGIBLE = 0.005
 """Share of a pass's time that a look may always take."""
 LEAST = 0.02
@@ -122,6 +122,11 @@ class Drafter:
         """Drafts of each row of the pass that begins."""
         self._pause = self._wait = 0
         self._pace = self._paces[0]
+
+    @property
+    def plain_steps(self) -> int:
+        """Return the steps of a call without drafts: few while some may pay."""
+        return 2 + 2 * self._pause
 
     def keep(self, rows: Iterable[DecodeRow]) -> None:
         """Remember what rows have written when their turns are over."""

@@ -123,7 +123,10 @@ class Runner:
             return self._decode_plain(scheduler, most, seconds)
         drafts = self._drafter.draft(rows, most)
         started = time.perf_counter()
-        drawn = self._verify(scheduler, drafts) if any(drafts) else self._decode_plain(scheduler, most, seconds)
+        if any(drafts):
+            drawn = self._verify(scheduler, drafts)
+        else:
+            drawn = self._decode_plain(scheduler, min(most, self._drafter.plain_steps), seconds)
         self._drafter.note(rows, sum(map(len, drafts)), drawn, time.perf_counter() - started)
         return drawn
 
@@ -154,15 +157,20 @@ class Runner:
         self.cache.fit(_need(scheduler, drafts))
         fed = [[row.token_ids[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
         layout, input_F = self._several(scheduler.rows, 0, [row.num_own - 1 for row in rows], fed)
-        holders = [row for row, token_ids in zip(rows, fed, strict=True) for _ in token_ids]
+        index = [slot for slot, token_ids in enumerate(fed) for _ in token_ids]
         turns = [len(row.token_ids) + place for row, ids in zip(rows, fed, strict=True) for place in range(len(ids))]
-        every_F = torch.arange(len(holders), device=self._policy.device)
-        logits_FV = self._policy.logits(input_F[None], layout.position_R[None], layout, every_F)
-        draws = Draws.of(holders, self._policy.device)
-        token_ids, logprobs = self._draw_any(logits_FV, draws, to_device(turns, self._policy.device))
+        turn_F, index_F = to_device([turns, index], self._policy.device)
+        _, draws = self._composition(scheduler)
+        if self._steps is not None and draws.in_c is not None:
+            found = self._steps.run(draws.in_c.at(index_F), layout, input_F, turn_F, 1)
+            token_ids, logprobs = (each[0].tolist() for each in found)
+        else:
+            logits_FV = self._policy.logits(input_F[None], layout.position_R[None], layout, torch.arange(len(index)))
+            holders = Draws.of([rows[slot] for slot in index], self._policy.device)
+            token_ids, logprobs = self._draw_any(logits_FV, holders, turn_F)
         stands = [place for places in accept(drafts, token_ids) for place in places]
         sampled = on_host([token_ids[place] for place in stands], [logprobs[place] for place in stands])
-        return [holders[place] for place in stands], *sampled
+        return [rows[index[place]] for place in stands], *sampled
 
     def _several(
         self, rows: Sequence[DecodeRow], first: int, starts: Sequence[int], fed: Sequence[Sequence[int]]

@@ -43,6 +43,10 @@ class RowDraws:
         temperatures = [row.sampling.temperature for row in rows]
         return RowDraws(torch.tensor([row.key for row in rows]), torch.tensor(temperatures), torch.tensor(stops))
 
+    def at(self, index_F: Tensor) -> "RowDraws":
+        """Return the numbers of some rows."""
+        return RowDraws(self.key_R[index_F], self.temperature_R[index_F], self.stop_RK[index_F])
+
 
 class DecodeSteps:
     """Steps of a policy that C computes as a whole."""
