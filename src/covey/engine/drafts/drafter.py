@@ -20,12 +20,14 @@ Drawn = tuple[Sequence[DecodeRow], list[int], list[float]]
 """Tokens in the order of each row's, their rows and log-probabilities."""
 NEWEST = 64
 """Tokens of a running row that are counted at most at a time: others were written while no draft was wanted."""
-LONGEST_PAUSE = 16
+LONGEST_PAUSE = 32
 """Calls of several steps between two looks for drafts where none pays."""
 NEGLIGIBLE = 0.005
 """Share of a pass's time that a look may always take."""
 LEAST = 0.02
 """Least chance of a draft that can pay, for each row that is sampled: a pass over one more position takes longer."""
+LATELY = 0.95
+"""Factor of what earlier looks have saved, beside the latest."""
 PROBED = 2
 """Rows that are looked at where none paid last time."""
 FORGETS = 0.998
@@ -121,6 +123,8 @@ class Drafter:
         self._guesses: list[list[DraftToken]] = []
         """Drafts of each row of the pass that begins."""
         self._pause = self._wait = 0
+        self._saved = 0.0
+        """Seconds that looks have saved lately, less what they took."""
         self._pace = self._paces[0]
 
     @property
@@ -152,12 +156,13 @@ class Drafter:
             self._guesses[slot] = self._guess(rows[slot], min(MOST, most - 1), least)
         ranked = sorted(((guess.chance, slot) for slot, own in enumerate(self._guesses) for guess in own), reverse=True)
         seconds = time.perf_counter() - ready
-        self._counts.saved_seconds -= seconds + ready - started
         self._pace.looking += 0.2 * (seconds / num_looked - self._pace.looking)
         number = len(ranked) if self._always else self._pace.best(len(rows), [chance for chance, _ in ranked])
         is_cheap = seconds < NEGLIGIBLE * (self._pace.seconds(len(rows)) or 0.0)
-        self._pause = 0 if number or is_cheap else min(LONGEST_PAUSE, 2 * self._pause + 1)
-        self._wait = self._pause
+        pays = self._saved >= 0.0 and (number > 0 or is_cheap)
+        self._pause = 0 if pays or self._always else min(LONGEST_PAUSE, 2 * self._pause + 1)
+        self._wait, self._saved = self._pause, LATELY * self._saved
+        self._save(started - ready - seconds)
         of_slot = Counter(slot for _, slot in ranked[:number])
         return [[guess.token_id for guess in own[: of_slot[slot]]] for slot, own in enumerate(self._guesses)]
 
@@ -167,10 +172,12 @@ class Drafter:
         passes = 1 if num_drafted else len(token_ids) // len(rows)
         plain = self._pace.seconds(len(rows))
         if num_drafted and plain is not None:
-            self._counts.saved_seconds += plain * len(token_ids) / len(rows) - seconds
+            self._save(plain * len(token_ids) / len(rows) - seconds)
         self._counts.drafted_tokens += num_drafted
         self._counts.accepted_tokens += len(token_ids) - passes * len(rows)
         self._pace.note(len(rows) + num_drafted, seconds / passes)
+        if not any(self._guesses):
+            return
         guesses_of = dict(zip(rows, map(iter, self._guesses), strict=True))
         for row, token_id in zip(drawn_rows, token_ids, strict=True):
             # Those behind a wrong one were made for another text
@@ -180,6 +187,10 @@ class Drafter:
             self._learn(guess.level, guess.token_id == token_id)
             if guess.token_id != token_id:
                 guesses_of[row] = iter(())
+
+    def _save(self, seconds: float) -> None:
+        self._saved += seconds
+        self._counts.saved_seconds += seconds
 
     def take_counts(self) -> dict[str, Any]:
         counts, self._counts = self._counts, Counts()
