@@ -27,7 +27,9 @@ NEGLIGIBLE = 0.005
 LEAST = 0.02
 """Least chance of a draft that can pay, for each row that is sampled: a pass over one more position takes longer."""
 LATELY = 0.95
-"""Factor of what earlier looks have saved, beside the latest."""
+"""Factor of what was saved before, call by call."""
+LOST = 0.2
+"""Share of a pass's time that drafts may have lost lately: a hundredth of each call's."""
 PROBED = 2
 """Rows that are looked at where none paid last time."""
 FORGETS = 0.998
@@ -143,6 +145,7 @@ class Drafter:
         """Return fewer than `most` tokens to feed beside each row's newest."""
         self._guesses, started = [[] for _ in rows], time.perf_counter()
         self._pace = self._paces[any(row.sampling.filters for row in rows)]
+        self._saved *= LATELY
         if self._wait:
             self._wait -= 1
             return [[] for _ in rows]
@@ -158,10 +161,10 @@ class Drafter:
         seconds = time.perf_counter() - ready
         self._pace.looking += 0.2 * (seconds / num_looked - self._pace.looking)
         number = len(ranked) if self._always else self._pace.best(len(rows), [chance for chance, _ in ranked])
-        is_cheap = seconds < NEGLIGIBLE * (self._pace.seconds(len(rows)) or 0.0)
-        pays = self._saved >= 0.0 and (number > 0 or is_cheap)
+        plain = self._pace.seconds(len(rows)) or 0.0
+        pays = self._saved >= -LOST * plain and (number > 0 or seconds < NEGLIGIBLE * plain)
         self._pause = 0 if pays or self._always else min(LONGEST_PAUSE, 2 * self._pause + 1)
-        self._wait, self._saved = self._pause, LATELY * self._saved
+        self._wait = self._pause
         self._save(started - ready - seconds)
         of_slot = Counter(slot for _, slot in ranked[:number])
         return [[guess.token_id for guess in own[: of_slot[slot]]] for slot, own in enumerate(self._guesses)]
