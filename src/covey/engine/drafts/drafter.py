@@ -131,7 +131,7 @@ class Drafter:
 
     @property
     def plain_steps(self) -> int:
-        """Return the steps of a call without drafts: few while some may pay."""
+        """Return the steps of a call without drafts."""
         return 2 + 2 * self._pause
 
     def keep(self, rows: Iterable[DecodeRow]) -> None:
