@@ -413,7 +413,11 @@ def test_a_stale_run_holds_its_bound_and_replays_to_the_same_weights(
     ages = [row["staleness/max"] for row in found]
     assert 0 < max(ages) <= 2
     # Of completions over several versions the first token counts, as it does where groups are dropped for their age
-    assert ages == [row["staleness_max"] for row in found]
+    trained = [row["staleness_max"] for row in found]
+    if "filter" in feature:  # the oldest group may have been filtered out
+        assert all(own <= age for own, age in zip(trained, ages, strict=True))
+    else:
+        assert trained == ages
     assert max(row["staleness/mean"] for row in found) == 2
     (tmp_path / "again").mkdir()
     with RunRecorder(config, tmp_path / "again") as record:

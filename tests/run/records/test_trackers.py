@@ -279,6 +279,7 @@ def test_wandbs_own_name_of_a_run_wins_and_a_link_is_said(
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
     said: list[str] = []
     make_trackers(OutputConfig(trackers=["wandb"]), Path("run"), RUN_CONFIG, 60, said.append).close()
     assert (asked["name"], asked["resume"]) == (name, "allow")
