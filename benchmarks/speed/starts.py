@@ -2,9 +2,10 @@
 
     python -m benchmarks.speed.starts [NAME ...]
 
-Runs of a few steps in processes of their own, timed by their logs. Models lie in COVEY_REAL_MODELS. The rest of a step
-is what is neither sampling, rewards, log-probs, backward nor optimizer, nor an evaluation. An evaluated answer costs
-its share of the evaluations' seconds, over that which a trained answer has of the steps'.
+Runs of a few steps in processes of their own, timed by their logs, after their files were read once. Models lie in
+COVEY_REAL_MODELS. The rest of a step is what is neither sampling, rewards, log-probs, backward nor optimizer, nor an
+evaluation. An evaluated answer costs its share of the evaluations' seconds, over that which a trained answer has of the
+steps'.
 """
 
 import json
@@ -62,12 +63,20 @@ def measure(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         quiet = ("output.progress=false", "output.report=false", f"hydra.run.dir={folder}")
+        warm_up(Path(models))
         began = time.time()
         command = [sys.executable, "-m", "covey", "train", *words, *quiet]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         moments = moments_of((folder / "covey.log").read_text(encoding="utf-8"))
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         return figures(began, moments, json.loads((folder / "summary.json").read_text()), config)
+
+
+def warm_up(models: Path) -> None:
+    """Read what a start reads, so that no disk is timed."""
+    subprocess.run([sys.executable, "-c", "import covey.loop, covey_preflight.preflight"], check=True)
+    for file in models.glob("smollm2-135m/*"):
+        file.read_bytes()
 
 
 def moments_of(log: str) -> dict[str, float]:
