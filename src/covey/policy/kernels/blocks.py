@@ -131,7 +131,7 @@ class _AddGated(torch.autograd.Function):
 def _outputs(
     x_NI: Tensor, layers: Sequence[Projection], outs: list[Tensor], added: Tensor | None = None
 ) -> tuple[Tensors, list[ProductCall], list[Tensor]]:
-    """Return adapters' narrow outputs, calls, and `outs`."""
+    """Return narrow outputs, calls and `outs`."""
     narrow, first, calls = [], [], []
     for layer, out_NO in zip(layers, outs, strict=True):
         parts, own_NR = [(x_NI, layer.weight_OI.t())], None
@@ -148,7 +148,7 @@ def _outputs(
 def _of_input(
     layers: Sequence[Projection], gradients: Sequence[Tensor], x_NI: Tensor, of_x_NI: Tensor | None
 ) -> tuple[Tensors, list[ProductCall]]:
-    """Return gradients of narrow outputs, and calls for these and `of_x_NI`."""
+    """Return narrow gradients, and calls for these and `of_x_NI`."""
     of_narrow: Tensors = []
     calls, parts, half = [], [], x_NI.dtype == HALF
     for layer, gradient_NO in zip(layers, gradients, strict=True):
