@@ -23,10 +23,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from covey.algorithm.softmax import SLICE, log_softmax_
-from covey.policy.kernels import linear, products
+from covey.policy.kernels import blocks, linear
+from covey.policy.kernels.elementwise import compiled_gradient_, compiled_scores
 from covey.policy.kernels.gpu.softmax import fused_gradient, fused_scores
 from covey.policy.kernels.linear import PLAIN, OneDnnLinear, TiledLinear
-from covey.policy.kernels.softmax import compiled_gradient_, compiled_scores
 from covey.policy.policy import Policy, head_modules, is_half
 
 LARGE = 2**24
@@ -66,7 +66,7 @@ class Head:
     @property
     def through_c(self) -> bool:
         """Return True where C computes gradients of the layer."""
-        known = (torch.float32, torch.bfloat16) if products.multiplies_half() else (torch.float32,)
+        known = (torch.float32, torch.bfloat16) if blocks.multiplies_half() else (torch.float32,)
         is_known = self.precision in known and self.layer.weight.dtype == torch.float32
         return is_known and isinstance(self.layer, OneDnnLinear) and self.layer.through_c
 
@@ -78,7 +78,7 @@ class Head:
         """Compute x @ w.T + b in the layer's type and library."""
         x_NI, weight_OI = _cast(x_NI, self.precision), self.own_weight(weight_OI)
         if self.through_c and is_half(self.precision):
-            return products.half_product(x_NI, weight_OI.t(), bias_O)
+            return blocks.half_product(x_NI, weight_OI.t(), bias_O)
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
         multiply = linear.product if isinstance(self.layer, OneDnnLinear) else F.linear
         return multiply(x_NI, weight_OI, bias_O)
@@ -89,13 +89,13 @@ class Head:
 
     def hidden_gradient(self, gradient_LV: Tensor, weight_VC: Tensor) -> Tensor:
         """Compute gradient @ weight, (L, C)."""
-        multiply = products.multiply if self.through_c else lambda x, w: self.product(x, w.t())
+        multiply = blocks.multiply if self.through_c else lambda x, w: self.product(x, w.t())
         return multiply(_cast(gradient_LV, self.precision), weight_VC)
 
     def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor, sum_VC: Tensor | None) -> Tensor:
         """Compute gradient^T @ rows, (V, C), added to a sum."""
         if self.compiled:
-            return products.weight_gradient(_cast(gradient_LV, self.precision), _cast(rows_LC, self.precision), sum_VC)
+            return blocks.weight_gradient(_cast(gradient_LV, self.precision), _cast(rows_LC, self.precision), sum_VC)
         more_VC = self.product(gradient_LV.t(), rows_LC.t()).to(self.layer.weight.dtype)
         return more_VC if sum_VC is None else sum_VC.add_(more_VC)
 

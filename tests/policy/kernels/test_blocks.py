@@ -4,9 +4,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.policy.kernels.blocks import Projection, add_gated, layers_of, project
+from covey.policy.kernels.blocks import (
+    Projection,
+    add_gated,
+    layers_of,
+    multiplies_half,
+    product_call,
+    project,
+    run_products,
+)
 from covey.policy.kernels.linear import OneDnnLinear
-from covey.policy.kernels.products import multiplies_half, product_call, run_products
 
 from ...support.builders import normal, relative_error
 

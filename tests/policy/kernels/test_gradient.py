@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from covey.policy.kernels.blocks import has_tiles, multiplies_half, multiply, weight_gradient
 from covey.policy.kernels.layers import use_compiled
 from covey.policy.kernels.linear import OneDnnLinear, use_onednn
-from covey.policy.kernels.products import has_tiles, multiplies_half, multiply, weight_gradient
 
 from ...support.builders import make_policy, normal, relative_error
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.policy.kernels.softmax import compiled_gradient_, compiled_scores
+from covey.policy.kernels.elementwise import compiled_gradient_, compiled_scores
 
 from ...support.builders import normal
 

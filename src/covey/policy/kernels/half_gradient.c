@@ -1,6 +1,6 @@
 /* The gradient of a linear layer's weight where products are bfloat16: out = gradient^T x in tiles (Intel's AMX), its
    factors bfloat16, its sums float32 and nowhere rounded. Libraries first turn both tensors, so that tokens lie side by
-   side, and round what comes out. linear.py calls covey_weight_gradient.
+   side, and round what comes out. blocks.py calls covey_weight_gradient.
 
    Each number is one sum over the tokens in order, whatever the number of threads. */
 

@@ -1,5 +1,5 @@
 /* The softmax of the training pass over a vocabulary: scores of logits, then their gradient, a row at a time, each logit
-   read from memory once. softmax.py calls these functions and mirrors the struct.
+   read from memory once. elementwise.py calls these functions and mirrors the struct.
 
    Logits and their gradient are float32 or bfloat16, all else float32; sums over blocks are float64, in order. A row's
    numbers depend on nothing but the row. */

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from covey.policy.kernels.blocks import Joinable, Projection, is_computed, project
-from covey.policy.kernels.products import has_tiles, weight_gradient
+from covey.policy.kernels.blocks import Joinable, Projection, has_tiles, is_computed, project, weight_gradient
 from covey.policy.kernels.support import product_type
 
 MIN_WEIGHTS = 2**16

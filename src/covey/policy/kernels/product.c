@@ -1,5 +1,5 @@
 /* Matrix products of the training pass: out = a b, or a sum of such products, each factor lying either way, float32 or
-   bfloat16, sums float32 and rounded once. linear.py calls covey_products and mirrors the structs.
+   bfloat16, sums float32 and rounded once. blocks.py calls covey_products and mirrors the structs.
 
    Lines of both factors (rows of a, columns of b) are laid out in groups of LANES, step after step of the sum; a step is
    a number, or of bfloat16 a pair of numbers. Each number of `out` is one sum in order, in stretches of at most DEPTH
