@@ -19,11 +19,13 @@ FULLER = {
     "src/covey/policy/kernels": 24,  # sources in C beside the modules that call them
     "benchmarks": 17,  # a command each
     "benchmarks/real": 17,  # a measurement each, with its page
-    "benchmarks/speed": 17,  # a measurement each, and their tables
-    "benchmarks/results": 20,  # a file of each measurement
+    "benchmarks/speed": 18,  # a measurement each, and their tables
+    "benchmarks/results": 21,  # a file of each measurement
     "tests": 35,  # mirrors the packages, and has a page
     "tests/report": 18,
-    "tests/engine/native": 17,  # one engine, a part each
+    "src/covey/engine/native": 17,  # one engine, a part each
+    "tests/engine/native": 18,  # the same
+    "tests/benchmarks": 17,  # a measurement each
     "tests/mutants/catalogue": 17,  # an area each
     "tests/golden/formulas": 17,  # the same formulas, by family
     "tests/rollouts": 17,

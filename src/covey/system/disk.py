@@ -60,7 +60,7 @@ def catch_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def only_warn(when: bool) -> Iterator[None]:
-    """Log a WriteError instead of raising it, where another error is the one to be read."""
+    """Log a WriteError instead of raising it, if another error goes first."""
     try:
         yield
     except WriteError as error:
