@@ -275,20 +275,19 @@ def test_one_bad_sample_is_dropped_counted_and_the_run_continues(capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "reason"),
+    ("name", "reason"),
     [
-        ("nan", 1, 'reward function "nan" returned nan for completion 0'),
-        ("raises", 1, "reward function \"raises\" raised KeyError: 'answer' (my_rewards.py:26)"),
-        # Its one value is right for the one greedy completion; the samples come next.
-        ("short", 2, 'reward function "short" returned 1 values for 2 completions'),
+        ("nan", 'reward function "nan" returned nan for completion 0'),
+        ("raises", "reward function \"raises\" raised KeyError: 'answer' (my_rewards.py:26) for completion 0"),
+        ("short", 'reward function "short" returned 1 values for 4 completions'),
     ],
 )
 def test_a_function_that_always_fails_ends_the_run_in_one_line_that_names_it(
-    name: str, count: int, reason: str, capsys: pytest.CaptureFixture[str]
+    name: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"environment__in_process": True, "evaluation__num_prompts": 1, "evaluation__num_samples": 2}
     assert main(own_rewards(name, **settings, preflight__enabled=False)) == 2
-    assert capsys.readouterr().err == f"covey: none of {count} completions could be scored: {reason}\n"
+    assert capsys.readouterr().err == f"covey: none of 8 completions could be scored: {reason}\n"
     assert summary()["status"] == "failed"
     assert "Traceback" in Path("run/covey.log").read_text()
 
@@ -310,7 +309,7 @@ def test_a_hanging_function_is_killed_and_named(capsys: pytest.CaptureFixture[st
     started = time.monotonic()
     assert main(own_rewards("hangs", **settings, preflight__enabled=False)) == 2
     assert capsys.readouterr().err == (
-        'covey: none of 1 completions could be scored: reward function "hangs" took longer than 0.3 s\n'
+        'covey: none of 8 completions could be scored: reward function "hangs" took longer than 0.3 s\n'
     )
     assert time.monotonic() - started < 20
 

@@ -10,6 +10,7 @@ from covey.cli.help import group_choices
 from covey.cli.main import main
 from covey.config import compose
 
+from ..support import composing
 from .test_main import VERBS, run_python
 
 
@@ -68,5 +69,6 @@ def test_settings_without_flags_are_composed_once_and_make_one_environment(monke
     monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
     monkeypatch.setattr(compose, "_open_options", opened)
     compose._register.cache_clear()
+    composing.forget()  # else an earlier test has composed it
     assert main(["train", "environment=arithmetic", "algorithm.kl_coef=-1"]) == 2
     assert composed == ["settings", "ArithmeticConfig"]

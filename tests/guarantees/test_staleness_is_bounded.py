@@ -180,6 +180,7 @@ def test_a_teacher_judges_late_groups_against_the_weights_they_train(
         with monkeypatch.context() as patched:
             taught = {"algorithm__teacher": "self", "algorithm__teacher_options": {"base": base}}
             late = partial(Late, delay=1)
+            (tmp_path / base).mkdir()
             found[base] = late_run(tmp_path / base, patched, late, 1, **taught, algorithm__loss="reinforce")
     assert [row["staleness_max"] for row in found["current"]] == [0.0, 1.0, 1.0, 1.0, 1.0]
     # Both policies begin as the teacher; after an update the trained one has left it, not yet the one that sampled

@@ -37,6 +37,12 @@ def compose_faster(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(kind, "__deepcopy__", _copied, raising=False)
 
 
+def forget() -> None:
+    """Compose anew what is composed next."""
+    LOADED.clear()
+    COMPOSED.clear()
+
+
 _look, _read = Hydra.get_mode, OmegaConf.load
 
 

@@ -146,8 +146,8 @@ def _over_saved(
         base = saved_settings.saved_in(source) if file else saved_settings.settings_to_measure(source, name)
         return source, saved_settings.apply_overrides(source, base, composed, typed)
     folders = [word for word in HydraConfig.get().overrides.hydra if word.startswith("hydra.run.dir=")]
-    is_used = (verb == "train" and folders) or run_folder.run_of(composed.model.name)
-    if composed.get("trust_run") and not is_used:
+    is_used = verb == "train" and folders
+    if composed.get("trust_run") and not is_used and run_folder.run_of(composed.model.name) is None:
         needed = "resume=RUN, --config FILE, hydra.run.dir=FOLDER or the policy of a run"
         raise ValueError(f"trust_run=true needs {needed}, got none of them")
     return None, composed
