@@ -20,7 +20,7 @@ from covey.policy import sampling
 from covey.policy.attention.base import Rule
 from covey.policy.attention.compiled import compiled_layout
 from covey.policy.attention.packed import StreamSegment
-from covey.policy.kernels.compiler import library
+from covey.policy.kernels.compiler import KERNELS, fields_of, library
 from covey.policy.kernels.support import unsupported_reason, with_dense_heads
 from covey.policy.sampling import Distribution
 
@@ -32,17 +32,7 @@ NO_FILTERS = (0, 1.0, 0.0)
 class Decode(ctypes.Structure):
     """The struct of the same name in decode.h."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "new_key", "new_value", "prompt_keys", "prompt_values")),
-        *((name, ctypes.c_void_p) for name in ("row_keys", "row_values", "out")),
-        *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths", "holders")),
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "query_norm", "key_norm")),
-        *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_groups", "group_width", "num_key_heads")),
-        *((name, ctypes.c_int64) for name in ("queries_per_key", "width", "prompt_slots", "row_slots")),
-        *((name, ctypes.c_int64) for name in ("window", "out_stride", "half", "half_out", "turned", "num_threads")),
-        *((name, ctypes.c_float) for name in ("scaling", "head_eps")),
-    )
+    _fields_ = fields_of(KERNELS / "decode.h", "Decode")
 
 
 class Cached(ctypes.Structure):
@@ -59,11 +49,7 @@ class Cached(ctypes.Structure):
 class DrawsCall(ctypes.Structure):
     """The struct Draws of draw.h."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "uniforms", "temperatures", "tokens", "logprobs")),
-        *((name, ctypes.c_void_p) for name in ("tops", "sums")),
-        *((name, ctypes.c_int64) for name in ("rows", "num_tokens")),
-    )
+    _fields_ = fields_of(KERNELS / "draw.h", "Draws")
 
 
 class CompiledPrefillLayout(PrefillLayout):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.compiler import KERNELS, fields_of, library
 
 SOURCE = KERNELS / "layer.c"
 BATCH = 64
@@ -83,10 +83,7 @@ class Weights:
 class PanelProduct(ctypes.Structure):
     """The struct `Product` in layer.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "bias", "scales", "adapter", "next")),
-        *((name, ctypes.c_int64) for name in ("inner", "outer")),
-    )
+    _fields_ = fields_of(SOURCE, "Product")
 
 
 class Beside(ctypes.Structure):

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from covey.policy.attention.base import Rule
 from covey.policy.attention.packed import PackedLayout, StreamSegment, packed_layout
-from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.compiler import KERNELS, fields_of, library
 from covey.policy.kernels.support import SUPPORT, with_dense_heads
 
 SOURCE = KERNELS / "attention.c"
@@ -34,20 +34,13 @@ NO_WINDOW = 2**40
 class Strided(ctypes.Structure):
     """Heads in attention.c: a tensor with its strides by head and token."""
 
-    _fields_ = (("at", ctypes.c_void_p), ("head", ctypes.c_int64), ("token", ctypes.c_int64))
+    _fields_ = fields_of(SOURCE, "Heads")
 
 
 class Attention(ctypes.Structure):
     """The struct of the same name in attention.c."""
 
-    _fields_ = (
-        *((name, Strided) for name in ("query", "key", "value", "out")),
-        *((name, Strided) for name in ("out_gradient", "query_gradient", "key_gradient", "value_gradient")),
-        *((name, ctypes.c_void_p) for name in ("log_sum", "product", "partial", "branch", "chunks")),
-        *((name, ctypes.c_int64) for name in ("num_chunks", "num_tokens", "partial_tokens", "num_heads")),
-        *((name, ctypes.c_int64) for name in ("queries_per_key", "width", "window", "num_threads")),
-        ("scaling", ctypes.c_float),
-    )
+    _fields_ = fields_of(SOURCE, "Attention", Heads=Strided)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.compiler import KERNELS, fields_of, library
 from covey.policy.kernels.support import unsupported_reason
 
 SOURCE = KERNELS / "adamw.c"
@@ -21,12 +21,7 @@ BLOCK = 16384
 class Part(ctypes.Structure):
     """The struct of the same name in adamw.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "mean", "square", "gradient")),
-        *((name, ctypes.c_int64) for name in ("count", "first")),
-        *((name, ctypes.c_float) for name in ("factor", "decay", "rate", "root", "eps")),
-        *((name, ctypes.c_float) for name in ("beta_1", "beta_2", "new_1", "new_2")),
-    )
+    _fields_ = fields_of(SOURCE, "Part")
 
 
 class AdamW(torch.optim.AdamW):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
+from covey.policy.kernels.compiler import KERNELS, NoCompilerError, fields_of, library
 from covey.policy.kernels.elementwise import gate_backward, gate_forward
 from covey.policy.kernels.support import product_type
 
@@ -27,20 +27,13 @@ DEPTH, PIECES = 1024, 32
 class PartOfProduct(ctypes.Structure):
     """The struct Part of product.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("a", "b")),
-        *((name, ctypes.c_int64) for name in ("depth", "a_stride", "b_stride", "a_turned", "b_turned")),
-        *(("a_wide", ctypes.c_int64), ("b_wide", ctypes.c_int64)),
-    )
+    _fields_ = fields_of(SOURCE, "Part")
 
 
 class ProductCall(ctypes.Structure):
     """The struct Product of product.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("parts", "sums", "out", "added")),
-        *((name, ctypes.c_int64) for name in ("added_stride", "num_parts", "rows", "columns", "half")),
-    )
+    _fields_ = fields_of(SOURCE, "Product")
     held: tuple[object, ...]
 
 

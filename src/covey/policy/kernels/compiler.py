@@ -7,11 +7,13 @@ header, compiler or processor makes another library.
 import ctypes
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from covey.system.disk import cache_folder
 
@@ -54,6 +56,23 @@ def library(source: Path) -> ctypes.CDLL:
         raise NoCompilerError(f"{compiler} ended with {error.returncode}: {first}") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCompilerError(f"{compiler}: {error}") from error
+
+
+def fields_of(source: Path, name: str, **structs: type[ctypes.Structure]) -> list[tuple[str, Any]]:
+    """Return the fields of a source's struct for ctypes.
+
+    `structs` are those that it holds, by their names in C.
+    """
+    types: dict[str, Any] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, **structs}
+    text = re.sub(r"/\*.*?\*/", "", source.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (body,) = re.findall(rf"{{([^{{}}]*)}} {name};", text)
+    fields: list[tuple[str, Any]] = []
+    for kind, declared in re.findall(r"(?:const )?(?:struct )?(\w+) ([^;]+);", body):
+        for field in declared.split(","):
+            name, _, size = field.strip(" *]").partition("[")
+            own = ctypes.c_void_p if "*" in field else types[kind]
+            fields.append((name, own * int(size) if size else own))
+    return fields
 
 
 def _compiler() -> str | None:

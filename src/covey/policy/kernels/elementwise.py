@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.compiler import KERNELS, fields_of, library
 
 SOURCE, HEAD = KERNELS / "elementwise.c", KERNELS / "head.c"
 BLOCK = 64
@@ -24,33 +24,19 @@ BLOCK = 64
 class Norm(ctypes.Structure):
     """The struct of the same name in elementwise.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "scales", "out", "delta", "sum", "gradient")),
-        *((name, ctypes.c_void_p) for name in ("of_sum", "of_x", "of_delta", "sums", "of_weight")),
-        *((name, ctypes.c_int64) for name in ("rows", "width", "block", "num_threads", "half_x", "half_out")),
-        ("half_delta", ctypes.c_int64),
-        ("eps", ctypes.c_float),
-    )
+    _fields_ = fields_of(SOURCE, "Norm")
 
 
 class Gate(ctypes.Structure):
     """The struct of the same name in elementwise.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("gate", "up", "out", "gradient", "of_gate", "of_up")),
-        *((name, ctypes.c_int64) for name in ("count", "num_threads", "half")),
-    )
+    _fields_ = fields_of(SOURCE, "Gate")
 
 
 class Rotate(ctypes.Structure):
     """The struct of the same name in elementwise.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "cosines", "sines", "out")),
-        ("strides", ctypes.c_int64 * 3),
-        *((name, ctypes.c_int64) for name in ("sequences", "tokens", "heads", "width")),
-        *((name, ctypes.c_int64) for name in ("num_threads", "is_backward", "half")),
-    )
+    _fields_ = fields_of(SOURCE, "Rotate")
 
 
 class _AddNorm(torch.autograd.Function):
@@ -187,12 +173,7 @@ def _gate_of(gate: Tensor, up: Tensor) -> Gate:
 class Softmax(ctypes.Structure):
     """The struct of the same name in head.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "out", "target", "logprob", "entropy", "logsum")),
-        *((name, ctypes.c_void_p) for name in ("coefficient", "of_entropy")),
-        *((name, ctypes.c_int64) for name in ("rows", "width", "num_threads", "half")),
-        ("temperature", ctypes.c_float),
-    )
+    _fields_ = fields_of(HEAD, "Softmax")
 
 
 def compiled_scores(logits_LV: Tensor, target_L: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -558,7 +558,7 @@ void covey_product(const Product *p, const float *x, float *out, void *const roo
 typedef struct {
     const Layer *layers;
     const Cached *cached;
-    const Pass *pass;
+    const Pass *tensors;
     const Decode *attention;  /* own lengths grow by the steps */
     const void *embedding;    /* tokens x hidden width */
     const float *norm;        /* before the head */
@@ -571,23 +571,23 @@ typedef struct {
 } Steps;
 
 INLINE void embed_rows(const Steps *s) {
-    const int64_t width = s->layers->hidden_width, rows = s->pass->rows;
+    const int64_t width = s->layers->hidden_width, rows = s->tensors->rows;
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t c = 0; c < width; c++) {
             const float x = s->factor * number_at(s->embedding, s->newest[row] * width + c, s->half_embedding);
-            s->pass->hidden[row * width + c] = s->half_embedding ? nearest(x) : x;
+            s->tensors->hidden[row * width + c] = s->half_embedding ? nearest(x) : x;
         }
 }
 
 /* Hidden numbers as the head reads them, of the type of embeddings. */
 INLINE void end_rows(const Steps *s) {
     const int64_t width = s->layers->hidden_width;
-    float *hidden = s->pass->hidden;
-    norm_rows(hidden, s->norm, hidden, s->pass->rows, width, s->eps, 0);
+    float *hidden = s->tensors->hidden;
+    norm_rows(hidden, s->norm, hidden, s->tensors->rows, width, s->eps, 0);
     if (!s->half_embedding) return;
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < s->pass->rows; row++)
+    for (int64_t row = 0; row < s->tensors->rows; row++)
         for (int64_t c = row * width; c < (row + 1) * width; c++) hidden[c] = nearest(hidden[c]);
 }
 
@@ -615,7 +615,7 @@ INLINE int draw_step(const Steps *s, int64_t step) {
 
 /* Returns the number of steps, which is the same in all threads. */
 static int64_t decode_steps(const Steps *s) {
-    Pass p = *s->pass; /* of each thread */
+    Pass p = *s->tensors; /* of each thread */
     void *const room[3] = {p.normed, p.narrow[0], p.eighths};
     for (int64_t step = 0; step < s->steps; step++, p.first_angle += p.rows) {
         embed_rows(s);
@@ -630,7 +630,7 @@ static int64_t decode_steps(const Steps *s) {
 
 int64_t covey_decode_steps(const Steps *s) {
     int64_t steps = 0;
-#pragma omp parallel num_threads(s->pass->num_threads)
+#pragma omp parallel num_threads(s->tensors->num_threads)
     IN_TILES({
         const int64_t own = decode_steps(s);
         if (omp_get_thread_num() == 0) steps = own;

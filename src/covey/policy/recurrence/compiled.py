@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from covey.policy.kernels.compiler import library
+from covey.policy.kernels.compiler import fields_of, library
 from covey.policy.kernels.support import LANES, SUPPORT
 from covey.policy.recurrence.base import Holders, Recurrence
 
@@ -31,32 +31,19 @@ MANY_TASKS = 32
 class TokenRows(ctypes.Structure):
     """Heads in scan.h: a tensor with its strides by token and head."""
 
-    _fields_ = (("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("token", "head", "half")))
+    _fields_ = fields_of(SCAN.with_suffix(".h"), "Heads")
 
 
 class Scan(ctypes.Structure):
     """The struct of the same name in scan.h."""
 
-    _fields_ = (
-        *((name, TokenRows) for name in ("query", "key", "value", "decay", "beta", "out_gradient")),
-        *((name, ctypes.c_void_p) for name in ("out", "of_query", "of_key", "of_value", "of_decay", "of_beta")),
-        *((name, ctypes.c_void_p) for name in ("held", "kept", "rows", "read", "write", "segments", "roots", "room")),
-        *((name, ctypes.c_int64) for name in ("room_size", "num_segments", "num_roots", "num_tokens", "num_heads")),
-        *((name, ctypes.c_int64) for name in ("shared", "slices", "key_width", "value_width", "decay_width")),
-        *((name, ctypes.c_int64) for name in ("num_threads", "is_backward", "has_chunks")),
-    )
+    _fields_ = fields_of(SCAN.with_suffix(".h"), "Scan", Heads=TokenRows)
 
 
 class Conv(ctypes.Structure):
     """The struct of the same name in conv.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out", "out_gradient", "of_x", "inner")),
-        *((name, ctypes.c_void_p) for name in ("sums", "of_weight", "held", "kept", "rows", "read", "write")),
-        *((name, ctypes.c_void_p) for name in ("sources", "ends", "readers")),
-        *((name, ctypes.c_int64) for name in ("stride", "num_segments", "num_tokens", "channels", "width")),
-        *((name, ctypes.c_int64) for name in ("has_silu", "num_threads", "half", "half_held")),
-    )
+    _fields_ = fields_of(CONV, "Conv")
 
 
 class _GatedScan(torch.autograd.Function):

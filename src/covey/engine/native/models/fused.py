@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from covey.engine.native.compiled import Cached, CompiledDecodeLayout, DrawsCall
-from covey.engine.native.models.families import ROLES, LayerParts, eps_of, family_of, has_gate, norm_offset, parts_of
+from covey.engine.native.models.families import LayerParts, eps_of, family_of, has_gate, norm_offset, parts_of
 from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
 from covey.policy.attention.base import Layout, Rule
-from covey.policy.kernels.compiler import library
+from covey.policy.kernels.compiler import fields_of, library
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values, (1, H or K, T, D)."""
@@ -31,43 +31,22 @@ WeightsOf = Callable[[nn.Module], Weights]
 NO_RULE = Rule(1.0, None)
 
 
-NORMS = [f"norm_{role}" for role in ROLES]
-
-
 class Layer(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
-    _fields_ = (
-        *((name, PanelProduct) for name in ("into", "output", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in (*NORMS, "query_norm", "key_norm", "mixer")),
-        *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "norms_whole")),
-        *((name, ctypes.c_int64) for name in ("turned", "angles", "gates", "half")),
-        *((name, ctypes.c_float) for name in ("eps", "head_eps", "scale")),
-    )
+    _fields_ = fields_of(SOURCE, "Layer", Product=PanelProduct)
 
 
 class Pass(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended")),
-        *((name, ctypes.c_void_p) for name in ("mixed", "normed", "gated")),
-        ("narrow", ctypes.c_void_p * 2),
-        ("eighths", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "angle_rows", "first_angle", "num_threads")),
-    )
+    _fields_ = fields_of(SOURCE, "Pass")
 
 
 class StepsCall(ctypes.Structure):
     """The struct Steps of layer.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layers", "cached", "pass_", "attention", "embedding", "norm", "head")),
-        *((name, ctypes.c_void_p) for name in ("newest", "stops")),
-        ("draws", DrawsCall),
-        *((name, ctypes.c_int64) for name in ("num_layers", "num_stops", "steps", "half_embedding")),
-        *((name, ctypes.c_float) for name in ("eps", "factor")),
-    )
+    _fields_ = fields_of(SOURCE, "Steps", Draws=DrawsCall)
 
 
 class FusedLayer:
@@ -249,7 +228,7 @@ class FusedModel(nn.Module):
         hidden_RC = torch.empty(position_SR.shape[1], weight_VC.shape[1])
         tensors, _held = self._describe_pass(hidden_RC, weight_VC, position_SR.view(1, -1), narrow)
         steps.layers, steps.cached = (ctypes.addressof(each) for each in (self._calls, self._cached_for(layout)))
-        steps.pass_, steps.attention = ctypes.addressof(tensors), ctypes.addressof(layout.call)
+        steps.tensors, steps.attention = ctypes.addressof(tensors), ctypes.addressof(layout.call)
         steps.embedding, steps.half_embedding = weight_VC.data_ptr(), weight_VC.dtype == torch.bfloat16
         steps.norm, steps.eps, steps.factor = self._norm.data_ptr(), self._eps, self._factor
         steps.num_layers = len(self._layers)

@@ -13,24 +13,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from covey.policy.attention.base import Layout
+from covey.policy.kernels.compiler import KERNELS, fields_of
 from covey.policy.kernels.support import LANES
 from covey.policy.recurrence.mixers import SILU, mixer_of
 
 Numbers = dict[str, float]
 Tensors = dict[str, Tensor]
-TENSORS = ("weight", "bias", "decay", "shift", "skip", "norm")
 
 
 class MixerStruct(ctypes.Structure):
     """The struct Mixer in mixer.h."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in TENSORS),
-        *((name, ctypes.c_int64) for name in ("channels", "width", "silu", "convolved", "factor", "gate")),
-        *((name, ctypes.c_int64) for name in ("rate", "beta", "query", "key", "value", "num_keys", "num_heads")),
-        *((name, ctypes.c_int64) for name in ("key_width", "value_width", "norm_width", "gates_first", "gate_silu")),
-        *((name, ctypes.c_float) for name in ("eps", "least", "most", "beta_scale")),
-    )
+    _fields_ = fields_of(KERNELS / "mixer.h", "Mixer")
 
 
 @dataclass(frozen=True, slots=True)
