@@ -14,8 +14,7 @@ from covey.types import Completion, Sampling
 
 UpdateMode = Literal["keep", "wait", "abort"]
 """Effect of new weights on running completions: `keep` continues on the new weights, with the prefix encoded
-again; `wait` finishes on the old; `abort` restarts.
-"""
+again; `wait` finishes on the old; `abort` restarts."""
 MOST_LOSSES = 5
 """Most losses of an engine in a row before the run ends: their cause would kill the next one too."""
 
@@ -68,22 +67,18 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """Return the training steps behind the current weights."""
-        ...
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """Return n completions of one prompt, in sample order.
 
         ValueError where prompt and completion cannot fit.
         """
-        ...
 
     def load_weights(self, version: int) -> None:
         """Take the policy's weights as `version` for later completions; empty all caches."""
-        ...
 
     def take_stats(self) -> EngineStats:
         """Return the counters since the last call."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,6 @@ class TellingEngine(Engine, Protocol):
         begun: Begun | None = None,
     ) -> list[Completion]:
         """Return n completions as `generate` does, each told before by its index."""
-        ...
 
 
 class Session(Protocol):
@@ -118,7 +112,6 @@ class Session(Protocol):
     @property
     def re_encoded_tokens(self) -> int:
         """Return the tokens of earlier turns encoded again so far."""
-        ...
 
     async def first(self) -> Completion: ...
 
@@ -127,11 +120,9 @@ class Session(Protocol):
 
         ValueError where it cannot fit.
         """
-        ...
 
     def close(self) -> None:
         """Release kept tokens or the running turn; idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -143,7 +134,6 @@ class SessionEngine(Engine, Protocol):
 
         ValueError where prompt and completion cannot fit.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +178,18 @@ class UpdatableEngine(Engine, Protocol):
         the version of each token (`Completion.spans`). PushRefused where the old version stays, EngineLost where
         nothing whole is left.
         """
-        ...
 
 
 @runtime_checkable
 class Closable(Protocol):
     def close(self) -> None:
         """End the engine's processes; idempotent."""
-        ...
 
 
 @runtime_checkable
 class Resting(Protocol):
     def rest(self) -> None:
         """Release memory until weights come or completions are requested."""
-        ...
 
 
 def check_call(prompt_ids: Sequence[int], n: int) -> None:

@@ -19,8 +19,9 @@ def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "E
         return build_transformers(policy, settings, kernels)
     from covey.engine.native.engine import NativeEngine
 
-    how = kernels, settings.speculation, settings.weights
-    return NativeEngine(policy, settings.cache_bytes, settings.max_rows, *how)
+    return NativeEngine(
+        policy, settings.cache_bytes, settings.max_rows, kernels, settings.speculation, settings.weights
+    )
 
 
 def build_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":

@@ -169,12 +169,11 @@ class FillEngine:
         for request, own in fills:
             if not request.future.done():
                 request.future.set_result([request.completion(fill) for fill in own])
-        self._stats = replace(
-            self._stats,
-            prompt_tokens=self._stats.prompt_tokens + sum(len(request.prompt_ids) for request in requests),
-            sampled_tokens=self._stats.sampled_tokens + sum(r.n * len(r.masked) for r in requests),
-            seconds=self._stats.seconds + time.perf_counter() - started,
-            peak_rows=max(self._stats.peak_rows, sum(request.n for request in requests)),
+        self._stats += EngineStats(
+            prompt_tokens=sum(len(request.prompt_ids) for request in requests),
+            sampled_tokens=sum(request.n * len(request.masked) for request in requests),
+            seconds=time.perf_counter() - started,
+            peak_rows=sum(request.n for request in requests),
         )
 
 

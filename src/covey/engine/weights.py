@@ -23,8 +23,7 @@ TEXT_LENGTH = 32
 """Tokens of a prompt of the run: rows of an embedding that training does not touch prove nothing."""
 PROBE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Largest rounding in nats of a token's log-prob, by precision. Frozen 4-bit weights are the same bits on both sides,
-and add nothing.
-"""
+and add nothing."""
 EIGHT_BITS = 2.0
 """The same with engine.weights=int8: 0.6 at most and 0.07 on average were measured."""
 MEAN_SHARE = 0.1

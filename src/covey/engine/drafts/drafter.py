@@ -7,9 +7,9 @@ and the timings that decide on them, change how long sampling takes, and no toke
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from covey.engine.base import EngineStats
 from covey.engine.drafts.contexts import ORDERS, Contexts, Memory
 from covey.engine.native.rows import DecodeRow
 from covey.policy.sampling import uniform
@@ -100,21 +100,12 @@ class DraftToken:
     """Chance that it and those before it are right."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """Results of drafts since the last question (`EngineStats`)."""
-
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    saved_seconds: float = 0.0
-
-
 class Drafter:
     """Drafts tokens of rows, as many as make sampling faster."""
 
     def __init__(self, always: bool = False) -> None:
         """Draft without asking the clock if `always`."""
-        self._counts = Counts()
+        self._stats = EngineStats()
         self._always = always
         self._memory = Memory()
         self._paces = Pace(), Pace()
@@ -176,8 +167,8 @@ class Drafter:
         plain = self._pace.seconds(len(rows))
         if num_drafted and plain is not None:
             self._save(plain * len(token_ids) / len(rows) - seconds)
-        self._counts.drafted_tokens += num_drafted
-        self._counts.accepted_tokens += len(token_ids) - passes * len(rows)
+        num_accepted = len(token_ids) - passes * len(rows)
+        self._stats += EngineStats(drafted_tokens=num_drafted, accepted_tokens=num_accepted)
         self._pace.note(len(rows) + num_drafted, seconds / passes)
         if not any(self._guesses):
             return
@@ -193,11 +184,11 @@ class Drafter:
 
     def _save(self, seconds: float) -> None:
         self._saved += seconds
-        self._counts.saved_seconds += seconds
+        self._stats += EngineStats(saved_seconds=seconds)
 
-    def take_counts(self) -> dict[str, Any]:
-        counts, self._counts = self._counts, Counts()
-        return asdict(counts)
+    def take_stats(self) -> EngineStats:
+        stats, self._stats = self._stats, EngineStats()
+        return stats
 
     def _guess(self, row: DecodeRow, most: int, least: float) -> list[DraftToken]:
         """Return likely next tokens of a row, at most to its end."""

@@ -203,8 +203,8 @@ def _in_order(drawn: dict[DecodeRow, tuple[int, float]], rows: Sequence[DecodeRo
 class LockstepEngine(NativeEngine):
     """Samples through transformers' own forward pass and cache."""
 
-    def _prepare(self, policy: Policy, kernels: str, weights: str) -> None:
-        if weights == "int8":
+    def _prepare(self, policy: Policy, kernels: str) -> None:
+        if self._is_rounded:
             raise not_in_eight_bits(policy)
         self._policy = build_decode_policy(policy) if is_wanted(policy) else policy
         self._reader = Reader(self._policy)
@@ -221,17 +221,10 @@ class LockstepEngine(NativeEngine):
 class OwnWeightsLockstepEngine(OwnWeightsEngine, LockstepEngine):
     """The same on weights of its own, set by `update`."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        cache_bytes: int | None,
-        max_rows: int,
-        kernels: str = "auto",
-        weights: str = "trained",
-    ) -> None:
-        super().__init__(policy, cache_bytes, max_rows, kernels, weights=weights)
+    def _set_up(self) -> None:
+        super()._set_up()
         # Rows decode together, so that prompts which enter one by one would not repeat their bits either
-        self._limits = self._capacity(max_rows, self._limits.max_slots)
+        self._limits = self._capacity(self._limits.max_rows, self._limits.max_slots)
         self._reset()
 
 

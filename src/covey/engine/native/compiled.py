@@ -72,13 +72,7 @@ class CompiledDecodeLayout(StretchLayout):
     """`layouts.DecodeLayout` in C."""
 
     def __init__(
-        self,
-        cache: Cache,
-        grid: Grid,
-        length_R: Tensor,
-        shortest: int,
-        longest: int,
-        holder_R: Tensor | None = None,
+        self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int, holder_R: Tensor | None = None
     ) -> None:
         """Take tokens whose rows in the cache are `holder_R`."""
         self._cache = cache

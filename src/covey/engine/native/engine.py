@@ -67,8 +67,8 @@ class NativeEngine:
         if max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
-        self._trained = policy
-        self._prepare(policy, kernels, weights)
+        self._trained, self._is_rounded = policy, weights == "int8"
+        self._prepare(policy, kernels)
         self._drafter = Drafter(always=speculation == "on") if self._drafts(speculation) else None
         self._cache_bytes = cache_bytes
         self._limits = self._capacity(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
@@ -84,17 +84,21 @@ class NativeEngine:
         self._watchdog = Watchdog()
         self._admits = True
         """Whether rows that wait may begin."""
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make scheduler and runner, once all is known."""
         self._reset()
 
-    def _prepare(self, policy: Policy, kernels: str, weights: str) -> None:
+    def _prepare(self, policy: Policy, kernels: str) -> None:
         """Choose the decode policy, its kernels and its cache."""
         probe = detect_capabilities(policy)
         self._shape: CacheShape = probe.shape(policy.device)
         self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
         fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
-        dtype = torch.int8 if weights == "int8" else policy.precision
+        dtype = torch.int8 if self._is_rounded else policy.precision
         self._policy = build_decode_policy(policy, fusable, dtype) if is_wanted(policy, fusable) else policy
-        if dtype == torch.int8 and not is_fused(self._policy):
+        if self._is_rounded and not is_fused(self._policy):
             raise not_in_eight_bits(policy)
         self._is_graph = graph.is_wanted(policy) and not self._shape.held
 
@@ -194,7 +198,7 @@ class NativeEngine:
     def take_stats(self) -> EngineStats:
         stats, self._stats = self._stats, EngineStats()
         if self._drafter is not None:
-            stats = replace(stats, **self._drafter.take_counts())
+            stats += self._drafter.take_stats()
         self._runner.cache.peak_bytes = self.cache_bytes_used
         return stats
 
@@ -327,11 +331,8 @@ class NativeEngine:
         if started - self._told >= TOLD_SECONDS:
             self._told = started
             self._scheduler.tell_begun()
-        self._stats = replace(
-            self._stats,
-            seconds=self._stats.seconds + time.perf_counter() - started,
-            peak_cache_bytes=max(self._stats.peak_cache_bytes, self._runner.cache.peak_bytes),
-        )
+        seconds = time.perf_counter() - started
+        self._stats += EngineStats(seconds=seconds, peak_cache_bytes=self._runner.cache.peak_bytes)
 
     def _step(self, most: int = graph.LOOK_EVERY) -> bool:
         """Admit rows, then sample tokens, up to `most` by a graph.
@@ -370,12 +371,8 @@ class NativeEngine:
         return bool(departure.requests or over)
 
     def _count(self, prompt_tokens: int, sampled_tokens: int, re_encoded_tokens: int = 0) -> None:
-        self._stats = replace(
-            self._stats,
-            prompt_tokens=self._stats.prompt_tokens + prompt_tokens,
-            sampled_tokens=self._stats.sampled_tokens + sampled_tokens,
-            re_encoded_tokens=self._stats.re_encoded_tokens + re_encoded_tokens,
-            peak_rows=max(self._stats.peak_rows, len(self._scheduler.rows)),
+        self._stats += EngineStats(
+            prompt_tokens, sampled_tokens, peak_rows=len(self._scheduler.rows), re_encoded_tokens=re_encoded_tokens
         )
 
     def _reset(self) -> None:

@@ -31,17 +31,7 @@ TRIED_LENGTHS = (3, 1, 40, 2, 17, 3, 70)
 class OwnWeightsEngine(NativeEngine):
     """Samples from its own copy of the policy, set by `update`."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        cache_bytes: int | None,
-        max_rows: int,
-        kernels: str = "auto",
-        speculation: str = "auto",
-        weights: str = "trained",
-    ) -> None:
-        super().__init__(policy, cache_bytes, max_rows, kernels, speculation, weights)
-        self._is_rounded = weights == "int8"
+    def _set_up(self) -> None:
         super()._take_weights()
         is_shared = is_fused(self._policy) and encodes_alike(self._policy, self._shape)
         max_prefill = self._limits.max_prefill if is_shared else ALONE

@@ -30,11 +30,9 @@ class Past(Protocol):
 
     def spans(self, seed: int, sample_index: int) -> Sequence[Span]:
         """Return a completion's token versions, by its call's seed."""
-        ...
 
     def add(self, seed: int, sample_index: int, num_tokens: int) -> None:
         """Record the completion's length."""
-        ...
 
 
 @dataclass(eq=False)
@@ -54,8 +52,8 @@ class ReplayingEngine(OwnWeightsEngine):
     past: Past
     """Recorded past of the group that is sampled now."""
 
-    def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
-        super().__init__(policy, cache_bytes, max_rows, kernels)
+    def _set_up(self) -> None:
+        super()._set_up()
         self._kept: dict[int, Mapping[str, Tensor]] = {}
 
     def remember(self, trained: Policy, version: int) -> Mapping[str, Tensor]:

@@ -57,12 +57,7 @@ class Runner:
     """Whether each row has its prompt before its own tokens, in its own slots."""
 
     def __init__(
-        self,
-        policy: Policy,
-        cache: Cache,
-        is_compiled: bool,
-        keeps_bits: bool = False,
-        drafter: Drafter | None = None,
+        self, policy: Policy, cache: Cache, is_compiled: bool, keeps_bits: bool = False, drafter: Drafter | None = None
     ) -> None:
         """Decode in C if `is_compiled`.
 

@@ -132,12 +132,7 @@ class VLLMEngine:
         finally:
             for draw in draws:
                 draw.cancel()
-        sampled = sum(len(completion.token_ids) for completion in completions)
-        self._stats = replace(
-            self._stats,
-            prompt_tokens=self._stats.prompt_tokens + len(prompt_ids),
-            sampled_tokens=self._stats.sampled_tokens + sampled,
-        )
+        self._stats += EngineStats(len(prompt_ids), sum(len(completion.token_ids) for completion in completions))
         return completions
 
     async def _draw(self, prompt_ids: Sequence[int], index: int, sampling: Sampling) -> Completion:
@@ -295,15 +290,13 @@ class VLLMEngine:
         if self._rows == 0:
             self._busy_since = time.monotonic()
         self._rows += num_rows
-        peak = min(self._rows, self._served.max_rows)
-        self._stats = replace(self._stats, peak_rows=max(self._stats.peak_rows, peak))
+        self._stats += EngineStats(peak_rows=min(self._rows, self._served.max_rows))
         try:
             yield
         finally:
             self._rows -= num_rows
             if self._rows == 0:
-                seconds = self._stats.seconds + time.monotonic() - self._busy_since
-                self._stats = replace(self._stats, seconds=seconds)
+                self._stats += EngineStats(seconds=time.monotonic() - self._busy_since)
 
     async def _watch(self, work: Awaitable[T]) -> T:
         """Wait as long as vLLM's engine loop answers; completions have no deadline.

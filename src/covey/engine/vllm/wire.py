@@ -57,45 +57,35 @@ class Wire(Protocol):
 
     async def sample(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> Sample:
         """Draw one completion with `sampling_params`."""
-        ...
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of token_ids[1:] at temperature 1, unfiltered."""
-        ...
 
     async def pause(self, how: UpdateMode) -> None:
         """Stop sampling and drop the cache; requests wait until `resume`."""
-        ...
 
     async def resume(self) -> None: ...
 
     async def sleep(self, level: int) -> None:
         """Release the cache and weights: kept by the host (1), dropped (2)."""
-        ...
 
     async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
         """Take memory for `tag` again; dropped weights are undefined until loaded."""
-        ...
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a worker extension's method on every worker; return all answers."""
-        ...
 
     async def load_adapter(self, folder: Path) -> None:
         """Replace the active LoRA adapter by the one in `folder`."""
-        ...
 
     async def label(self, version: int) -> None:
         """Set the version of tokens sampled from now on."""
-        ...
 
     async def ping(self) -> None:
         """Wait for vLLM's engine loop. EngineLost where its weights are foreign."""
-        ...
 
     async def close(self) -> None:
         """Release vLLM, ending processes that were started for it."""
-        ...
 
 
 def sampling_params(sampling: Sampling, index: int, stop_ids: Iterable[int]) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def fields_of(source: Path, name: str, **structs: type[ctypes.Structure]) -> lis
     `structs` are those that it holds, by their names in C.
     """
     types: dict[str, Any] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, **structs}
-    text = re.sub(r"/\*.*?\*/", "", source.read_text(encoding="utf-8"), flags=re.DOTALL)
-    (body,) = re.findall(rf"{{([^{{}}]*)}} {name};", text)
+    before, _, _ = source.read_text(encoding="utf-8").partition(f"\n}} {name};")
+    body = re.sub(r"/\*.*?\*/", "", before.rpartition("{")[2], flags=re.DOTALL)
     fields: list[tuple[str, Any]] = []
     for kind, declared in re.findall(r"(?:const )?(?:struct )?(\w+) ([^;]+);", body):
         for field in declared.split(","):

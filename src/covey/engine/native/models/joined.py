@@ -33,11 +33,9 @@ class StoringLayout(Protocol):
 
     def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return cached keys and values (.., D), and new tokens' lines (T*K,)."""
-        ...
 
     def attend_stored(self, layer: int, query_BHTD: Tensor, rule: Rule) -> Tensor:
         """Return the attention output (B, H, T, D), new tokens stored."""
-        ...
 
 
 class JoinedLinear:
