@@ -49,6 +49,10 @@ class LogWindow:
     last: int
     values: tuple[float, ...]
 
+    @staticmethod
+    def of(points: Sequence[tuple[int, float]]) -> "LogWindow":
+        return LogWindow(points[0][0], points[-1][0], tuple(value for _, value in points))
+
     @property
     def mean(self) -> float:
         return fmean(self.values)
@@ -102,8 +106,7 @@ class RunLog:
     rollouts: Sequence[Row] = ()
     summary: Row = field(default_factory=dict)
     """The run's result: `status`, `after` and its `num_prompts`, `gain` by measure, `confidence`, `looked_at`, and
-    NOT_SHOWN.
-    """
+    NOT_SHOWN."""
     error: str | None = None
     """Reason why the run ended early."""
     control: "RunLog | None" = None
@@ -144,18 +147,13 @@ class RunLog:
     def windows(self, name: str) -> list[LogWindow]:
         """Return a column's windows, counted back from its last number."""
         points, width = self.known(name), self.width
-        found = []
-        for end in range(len(points), width - 1, -width):
-            part = points[end - width : end]
-            found.append(LogWindow(part[0][0], part[-1][0], tuple(value for _, value in part)))
-        return found[::-1]
+        ends = range(len(points), width - 1, -width)
+        return [LogWindow.of(points[end - width : end]) for end in reversed(ends)]
 
     def baseline(self, name: str) -> LogWindow | None:
         """Return the baseline: the first window after the first rows, if complete."""
         part = self.known(name)[SKIPPED_ROWS : SKIPPED_ROWS + self.width]
-        if len(part) < self.width:
-            return None
-        return LogWindow(part[0][0], part[-1][0], tuple(value for _, value in part))
+        return None if len(part) < self.width else LogWindow.of(part)
 
     def usual(self, name: str) -> RunPart | None:
         base = self.baseline(name)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from covey.api import objects
-from covey.api.settings import make_config
+from covey.api.settings import flatten, make_config
 from covey.config.schema import Config, group_choices
 from covey.environments.base import Environment, EnvironmentLike, adapt
 from covey.environments.registry import environment_class
@@ -97,11 +97,9 @@ class Arguments:
     @property
     def has_teacher_alone(self) -> bool:
         """Return True for rows that a teacher judges, and nothing else."""
-        is_named = any(name.startswith(("recipe", "environment")) for name in self.settings)
-        section = self.settings.get("algorithm")
-        given = [self.settings.get(name) for name in ("algorithm.teacher", "algorithm__teacher")]
-        given += [section.get("teacher")] if isinstance(section, Mapping) else []
-        has_teacher = any(one is not None for one in (self.teacher, *given))
+        flat = dict(flatten(self.settings))
+        is_named = any(name.startswith(("recipe", "environment")) for name in flat)
+        has_teacher = self.teacher is not None or flat.get("algorithm.teacher") is not None
         return has_teacher and self.data is not None and self.environment is None and not is_named
 
     @property

@@ -43,7 +43,7 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
 
     ValueError for an unknown name, with those that are near.
     """
-    flat = list(named_functions(_flatten(settings)))
+    flat = list(named_functions(flatten(settings)))
     _refuse_foreign(flat)
     if not isinstance(dict(flat).get("recipe", ""), str):
         raise ValueError(f"recipe must be a name, got {dict(flat)['recipe']!r}")
@@ -85,14 +85,14 @@ def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]
     return frozenset(names)
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values, mappings of sections taken apart."""
     for key, value in settings.items():
         if not isinstance(key, str):
             raise ValueError(f"{prefix.rstrip('.')} has settings by name, got {key!r}")
         name = prefix + key.replace("__", ".")
         if isinstance(value, Mapping) and "." not in name and isinstance(vars(Config()).get(name), Section):
-            yield from _flatten(value, f"{name}.")
+            yield from flatten(value, f"{name}.")
         else:
             yield name, value
 

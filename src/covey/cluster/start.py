@@ -33,12 +33,10 @@ STORE_BYTES = 200_000_000
 
 SWITCH_SECONDS = 0.0005
 """Longest wait of a thread for the interpreter: Python's 5 ms would be paid several times per step, as calls of Ray
-pass through several threads.
-"""
+pass through several threads."""
 INLINE_BYTES = 500_000
 """Largest object inside calls of a cluster started here, not through the object store: cheaper, and Ray silently ends
-a process whose store dies during access.
-"""
+a process whose store dies during access."""
 LOOK_SECONDS = 2.0
 """Seconds between two checks whether the cluster lives."""
 AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
@@ -56,8 +54,7 @@ if not store.connect_ex(sys.argv[1]):
         os.write(2, b"covey: the Ray node of this machine is gone, and Ray ended this process with it\\n")
 """
 """Program of a process that outlives its parent, and speaks where the node's store was gone before: a killed parent
-takes its node along.
-"""
+takes its node along."""
 _speakers: list["subprocess.Popen[bytes]"] = []
 KINDS = {"SamplerActor": "sampler", "JudgeActor": "judge", "TrainerRank": "trainer rank"}
 """Actors whose programs may print, and how they are called here."""
@@ -197,12 +194,10 @@ def hush() -> None:
 
 def show_prints(ray: Any) -> None:
     """Print the actors' prints instead of Ray's output."""
-    try:
+    with suppress(AttributeError):  # another Ray keeps it elsewhere, and prints them itself
         dispatcher = ray._private.ray_logging.global_worker_stdstream_dispatcher
         dispatcher.remove_handler("ray_print_logs")
         dispatcher.add_handler("covey", print_lines)
-    except AttributeError:  # another Ray keeps it elsewhere, and prints them itself
-        return
 
 
 def print_lines(batch: Mapping[str, Any]) -> None:

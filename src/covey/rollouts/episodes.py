@@ -72,7 +72,11 @@ async def play_group(
     async def play(
         index: int, opening: Opening, episode: Episode | Failure, session: Session | None
     ) -> Attempt | Failure:
-        attempt = await _play(sampler, opening, episode, session, sampling, index)
+        attempt = (
+            episode
+            if isinstance(episode, Failure)
+            else await _Player(sampler, opening, episode, sampling, index).play(session)
+        )
         if not are_together:
             take(index, attempt)
         return attempt
@@ -168,20 +172,6 @@ def cut(sampling: Sampling, room: int) -> Sampling:
 def _bound_sampling(sampling: Sampling, said: Observation) -> Sampling:
     most = sampling.max_tokens if said.max_tokens is None else min(sampling.max_tokens, said.max_tokens)
     return replace(sampling, max_tokens=most, stop=tuple(dict.fromkeys((*sampling.stop, *said.stop))))
-
-
-async def _play(
-    sampler: Sampler,
-    opening: Opening,
-    episode: Episode | Failure,
-    session: Session | None,
-    sampling: Sampling,
-    index: int,
-) -> Attempt | Failure:
-    """Play one episode, unless it could not begin."""
-    if isinstance(episode, Failure):
-        return episode
-    return await _Player(sampler, opening, episode, sampling, index).play(session)
 
 
 class _Player:

@@ -95,16 +95,14 @@ def _weights(log: RunLog, names: Sequence[str]) -> dict[str, float]:
 
 def forged(log: RunLog) -> Evidence | None:
     """Find rewards that a re-check revokes, or one text's everywhere."""
-    for name in ("environment/recheck_disagreements", *_ends_with(log, "/recheck_disagreements")):
+    for name in log.columns:
+        if not (name.startswith("environment/") and name.endswith("/recheck_disagreements")):
+            continue
         caught = [(step, value) for step, value in log.known(name) if value > 0]
         if caught:
             total = sum(value for _, value in caught)
             return Evidence(Level.SICK, f"{total:.0f} programs of full score failed other tests", caught[0][0])
     return wins_everywhere(log)
-
-
-def _ends_with(log: RunLog, end: str) -> list[str]:
-    return [name for name in log.columns if name.startswith("environment/") and name.endswith(end)]
 
 
 def train_eval_gap(log: RunLog) -> Evidence | None:
@@ -132,7 +130,7 @@ def _gaps(log: RunLog) -> list[tuple[RunPart, float]]:
         end = max(look, points[0][0] + log.width - 1) if points else look
         near = [(step, reward) for step, reward in points if end - log.width < step <= end]
         if len(near) >= MIN_WINDOW:
-            window = LogWindow(near[0][0], near[-1][0], tuple(reward for _, reward in near))
+            window = LogWindow.of(near)
             found.append((RunPart(window.mean - value, window.first, window.last), window.error))
     return found
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def _rollouts(one: TraceGroup, rows: list[TrainedRow], pieces: "Speller", limit:
     """Yield a group's answers, consuming their trained rows."""
     advantages: Sequence[float | None] = one.advantages or [None] * len(one.group.rollouts)
     for rollout, advantage in zip(one.group.rollouts, advantages, strict=True):
-        key = one.group.prompt.id, _loss_targets(rollout)
+        key = one.group.prompt.id, tuple(compress(rollout.target_ids, rollout.loss_mask))
         place = next((place for place, row in enumerate(rows) if row[:2] == key), None)
         scores = None if place is None or one.dropped else rows.pop(place)[2]
         yield {
@@ -274,10 +275,6 @@ def _sequence(rollout: Rollout) -> tuple[list[int], list[int]]:
     for place, position in zip(places, chosen, strict=True):
         ids[place] = rollout.target_ids[position]
     return ids, places
-
-
-def _loss_targets(rollout: Rollout) -> tuple[int, ...]:
-    return tuple(target for target, is_own in zip(rollout.target_ids, rollout.loss_mask, strict=True) if is_own)
 
 
 class Speller:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ def group_row(group: Group) -> Row:
     """Describe a trained group by checks, and low bytes of its tokens."""
     ((_, content),) = fingerprint.of_prompts([group.prompt])
     checks = b"".join(check_of(side) for rollout in group.rollouts for side in sides_of(rollout))
-    ids = bytes(token & 255 for rollout in group.rollouts for token in chosen(rollout))
+    ids = bytes(token & 255 for rollout in group.rollouts for token in compress(rollout.target_ids, rollout.loss_mask))
     lengths = [rollout.num_loss_tokens for rollout in group.rollouts]
     row = {
         "prompt": group.prompt.id,
@@ -214,11 +215,6 @@ def sides_of(rollout: Rollout) -> tuple[bytes, bytes, bytes]:
     tokens = json.dumps([rollout.input_ids, rollout.target_ids, [int(own) for own in rollout.loss_mask]])
     reward = json.dumps([rollout.reward.value, sorted(rollout.reward.parts.items())])
     return tokens.encode(), json.dumps(rollout.sampler_logprobs).encode(), reward.encode()
-
-
-def chosen(rollout: Rollout) -> list[int]:
-    """Return the tokens that the policy chose."""
-    return [token for token, own in zip(rollout.target_ids, rollout.loss_mask, strict=True) if own]
 
 
 def check_of(content: Any) -> bytes:
