@@ -119,8 +119,7 @@ class TextArenaGame:
             info = infos.get(0, {}) if isinstance(infos, Mapping) else {}
             return Move(str(info.get("reason", "")), float(rewards[0]), done=True)
 
-        found: Move = self._playing(step)
-        return found
+        return self._playing(step)
 
     def end(self) -> None:
         if not self._is_over:
@@ -179,8 +178,7 @@ PROTOCOLS: Mapping[str, Callable[[Any], Game]] = {
 Gymnasium and GEM:  obs, info = env.reset(seed=s); obs, reward, terminated, truncated, info = env.step(action)
 TextArena:          env.reset(num_players=1, seed=s); _, obs = env.get_observation(); done, _ = env.step(action);
                     rewards, info = env.close()
-SkyRL-Gym:          messages, _ = env.init(messages); env.step(action) -> {"observations", "reward", "done"}
-"""
+SkyRL-Gym:          messages, _ = env.init(messages); env.step(action) -> {"observations", "reward", "done"}"""
 
 
 MAX_TURNS = 16

@@ -27,8 +27,7 @@ EXACT_FORWARDS = 4
 """Forward passes in float32 that a pass in each of both precisions is worth."""
 ROUNDINGS = 10.0
 """Largest ratio of an error to transformers' rounding. Both sides round, each in its order: for policies sharpened by
-factors of 1 to 300, covey's error against float64 was 0.5 to 5.3 times transformers'.
-"""
+factors of 1 to 300, covey's error against float64 was 0.5 to 5.3 times transformers'."""
 HALF_ROUNDINGS = 3.0
 """The same in half precision, where the errors of many entries are of one size."""
 ERRORS = 2.0

@@ -41,12 +41,10 @@ from covey_preflight.subject import Check, PreflightContext
 
 SLOPE_TOLERANCE = {"float64": 0.01, "float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
 """Relative error by precision. The loss is computed in float64, so differences are exact to AGREEMENT; the rest is the
-gradient's rounding along its own direction. A wrong sign is an error of 2, a factor of two one of 0.5.
-"""
+gradient's rounding along its own direction. A wrong sign is an error of 2, a factor of two one of 0.5."""
 RISE = 1e-4
 """Target rise of the loss over the first step, nats per token: nearly linear, without changes of experts, and a billion
-times float64's rounding.
-"""
+times float64's rounding."""
 REACH = 0.05
 """A step is at most this share of the weights that move: where the gradient is nearly 0, the loss rises less."""
 AGREEMENT = 1e-3

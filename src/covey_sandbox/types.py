@@ -24,8 +24,7 @@ Kind = Literal["passed", "wrong", "error", "timeout", "crash", "output", "load",
 - output: it printed more than `output_bytes` where its output is the answer
 - load: the program could not be loaded, or does not define the entry point
 - channel: the program broke the rules of the result channel; then all of its tests fail
-- not_run: `total_seconds` were used up before it
-"""
+- not_run: `total_seconds` were used up before it"""
 
 SUSPICIOUS = case.SUSPICIOUS
 """Modules that honest solutions rarely need and attacks nearly always do."""
@@ -163,12 +162,9 @@ class Runner(Protocol):
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
         """Judge a program. SandboxFailed without verdict, ValueError for unsupported tests."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return manifest values: the isolation, and results of the probes."""
-        ...
 
     def close(self) -> None:
         """End all processes. Idempotent."""
-        ...

@@ -62,8 +62,7 @@ def for_trl(judge: "EnvironmentLike | str", *, gold: str = "answer", **settings:
 
 def judge_of(name: str, settings: Mapping[str, Any]) -> "Callable[[Any], tuple[Environment, Prompt]]":
     """Return a data source's judge. ValueError for unknown names and settings."""
-    found: Callable[[Any], tuple[Environment, Prompt]] = import_module(DATA_SOURCES).judge_of(name, settings)
-    return found
+    return import_module(DATA_SOURCES).judge_of(name, settings)
 
 
 class TrlReward:

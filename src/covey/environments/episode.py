@@ -47,8 +47,7 @@ class Observation:
 
     messages: str | tuple[Message, ...] = ()
     """Text for the policy to continue, or messages for the chat template. Text in a conversation of messages is the
-    user's next message. Empty where the episode is done, or the policy continues.
-    """
+    user's next message. Empty where the episode is done, or the policy continues."""
     reward: float | None = None
     """Reward for the turn just taken; None is 0. The verdict on the whole episode (`Episode.score`) comes on top."""
     done: bool = False
@@ -63,12 +62,10 @@ class Observation:
     """Whether the turn just taken held neither a tool call nor an answer."""
     conversation: tuple[Message, ...] | None = None
     """Replaces the whole conversation instead of `messages`: from `reset` it is the prompt, from `reply` a rewritten
-    history, with which a branch begins. Its text cannot form marks of the chat template.
-    """
+    history, with which a branch begins. Its text cannot form marks of the chat template."""
     token_ids: tuple[int, ...] | None = None
     """The policy's next input instead of text, for programs that write prompts. Tokens that do not begin with those so
-    far begin a branch.
-    """
+    far begin a branch."""
     tools: tuple[Mapping[str, Any], ...] | None = None
     """Tools from `reset`: JSON schemas that are shown in place of the environment's own."""
     max_tokens: int | None = None

@@ -78,7 +78,7 @@ class Head:
         """Compute x @ w.T + b in the layer's type and library."""
         x_NI, weight_OI = _cast(x_NI, self.precision), self.own_weight(weight_OI)
         if self.through_c and is_half(self.precision):
-            return blocks.half_product(x_NI, weight_OI.t(), bias_O)
+            return blocks.multiply(x_NI, weight_OI.t(), dtype=torch.bfloat16, bias_M=bias_O)
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
         multiply = linear.product if isinstance(self.layer, OneDnnLinear) else F.linear
         return multiply(x_NI, weight_OI, bias_O)
@@ -256,8 +256,7 @@ class AddingEmbedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and self.weight.requires_grad) or is_heard(self.weight):
             return super().forward(input)
-        rows: Tensor = _Rows.apply(input, self.weight, self.padding_idx)
-        return rows
+        return _Rows.apply(input, self.weight, self.padding_idx)
 
 
 def is_heard(weight: Tensor) -> bool:

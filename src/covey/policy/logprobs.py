@@ -96,7 +96,6 @@ class ReferenceElsewhere(Protocol):
 
     def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Callable[[], Tensor]:
         """Start computing log-probs, (L,); return a function that waits for them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +114,12 @@ class Comparison(Protocol):
     @property
     def measure(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Take both logits, (L, V), divided by temperatures; return (L,)."""
-        ...
 
     def rows(self, policy: Policy, batch: MicroBatch) -> list[Tensor]:
         """Return the head inputs, or other rows that begin with L."""
-        ...
 
     def logits(self, rows: Sequence[Tensor], sampling: Sampling) -> Tensor:
         """Return the logits of these rows, divided by the temperature."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ class Policy:
     """Type that the forward pass computes in (autocast where weights are of another type)."""
     head_is_linear: bool
     """Logits are the output of the modules behind the base model, position by position; else the head runs inside the
-    model.
-    """
+    model."""
     sharded: bool = False
     """Weights are shared out over the ranks (`policy.sharding`): every pass is collective."""
     offload: bool = False

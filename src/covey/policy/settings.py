@@ -80,8 +80,7 @@ class ModelConfig(Section):
     """Module names that get an adapter; ["all-linear"] means every linear layer but the output head."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory, about a third more time. null: where they would not fit
-    otherwise.
-    """
+    otherwise."""
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
     attention: str = setting("auto", choices=("auto", "sdpa", "varlen"), needs=(PACKED, CAUSAL))

@@ -35,7 +35,6 @@ class TellsLikeliest(Protocol):
 
     def likeliest(self, batch: MicroBatch) -> Callable[[], Likeliest]:
         """Start computing; return a function that waits for them."""
-        ...
 
 
 @dataclass(frozen=True)

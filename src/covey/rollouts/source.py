@@ -49,71 +49,56 @@ class GroupSource(Protocol):
     @property
     def dropped(self) -> Sequence[Dropped]:
         """Return the groups that the last `take` dropped."""
-        ...
 
     @property
     def stream(self) -> PromptSampler:
         """Return the order of prompts."""
-        ...
 
     @property
     def sampling(self) -> Sampling:
         """Return the sampling of training."""
-        ...
 
     def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
         """Wait for the next groups, fewer than n where some were dropped.
 
         `meanwhile` is given early groups while others are sampled, each once.
         """
-        ...
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         """Return a group per prompt, in order, for evaluation outside the stream.
 
         Ranks share the work, and each gets all groups.
         """
-        ...
 
     def publish(self, version: int) -> None:
         """Sample on the policy's current weights, as `version`."""
-        ...
 
     def epochs(self) -> float:
         """Return the number of passes over all prompts taken so far."""
-        ...
 
     def follow(self, step: int, num_steps: int) -> None:
         """Tell the scoring that `step` of `num_steps` steps are finished."""
-        ...
 
     def take_scoring_seconds(self) -> float:
         """Return the seconds `take` waited for scores alone, since the last call."""
-        ...
 
     def environment_metrics(self) -> Sequence[Mapping[str, float]]:
         """Return the environments' metrics since the last call, per process."""
-        ...
 
     def report_to(self, file: Path) -> None:
         """Keep a status file up to date, where parts run concurrently."""
-        ...
 
     def keep_in(self, journal: RolloutJournal) -> None:
         """Write samples to a journal, and take known ones from it."""
-        ...
 
     def take_schedule(self) -> Mapping[str, Any]:
         """Return the last step's schedule, empty where settings determine it."""
-        ...
 
     def take_drops(self) -> dict[str, int]:
         """Return dropped groups and rollouts since the last call, by reason."""
-        ...
 
     def take_metrics(self) -> dict[str, float]:
         """Return metrics of the prompt order and group sizes."""
-        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 

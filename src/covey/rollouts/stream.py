@@ -20,19 +20,15 @@ class PromptSampler(Protocol):
     @property
     def position(self) -> int:
         """Return the number of prompts drawn so far."""
-        ...
 
     def draw(self, n: int) -> list[tuple[Prompt, int]]:
         """Return the next n prompts, each with its occurrence number."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy, of plain containers."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. ValueError for another kind of stream."""
-        ...
 
 
 @runtime_checkable
@@ -41,11 +37,9 @@ class AdaptiveSampler(Protocol):
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Receive all ranks' outcomes in drawing order, the same on every rank."""
-        ...
 
     def take_metrics(self) -> dict[str, float]:
         """Return metrics since the last call."""
-        ...
 
 
 @dataclass

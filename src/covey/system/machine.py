@@ -11,14 +11,12 @@ from pathlib import Path
 
 SPIN_COUNT = "2000"
 """OpenMP threads that spin long slow small operations tenfold where a core is busy; without spinning, a quiet machine
-is half as fast.
-"""
+is half as fast."""
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 """Names of glibc's mallopt."""
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 """Settings of torch's GPU allocator, under old and new names. Expandable segments leave no holes where the key-value
-cache grows.
-"""
+cache grows."""
 NVIDIA = "/dev/nvidiactl"
 """There where a driver for GPUs is."""
 NEVER = -1
@@ -34,8 +32,7 @@ KEPT_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
 }
 """The variables of `keep_memory` for a new process. One arena: glibc returns other threads' memory to the kernel
-whatever the threshold.
-"""
+whatever the threshold."""
 
 
 KEPT_FREE, HEAP_GROWTH = 2**30, 1.5

@@ -33,7 +33,6 @@ class Running(Protocol):
 
     async def stop(self) -> Begun | None:
         """End it. Returns the processes that could not be ended, and were left behind."""
-        ...
 
 
 class Program(Protocol):

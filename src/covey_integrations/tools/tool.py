@@ -27,8 +27,7 @@ class Tool:
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Return the JSON schema of its arguments."""
-        found: Mapping[str, Any] = self.schema["function"].get("parameters") or {}
-        return found
+        return self.schema["function"].get("parameters") or {}
 
 
 def tool_of(function: Callable[..., Any], is_stateful: bool = False) -> Tool:

@@ -27,11 +27,9 @@ class Spawner(Protocol):
 
     def fresh(self, limits: dict[str, Any], is_script: bool) -> Program:
         """Return a new process that waits for its order."""
-        ...
 
     def end(self, program: Program) -> None:
         """End it, and all it started."""
-        ...
 
 
 @dataclass

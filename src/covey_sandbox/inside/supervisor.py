@@ -36,15 +36,12 @@ class Helper(Protocol):
 
     def serve(self, message: dict[str, Any], channel: socket.socket) -> None:
         """Carry out a message, if it asks for anything."""
-        ...
 
     def look(self) -> None:
         """End processes beyond their limits."""
-        ...
 
     def clear(self) -> None:
         """End the processes of a lost checker."""
-        ...
 
 
 class Checker:

@@ -193,8 +193,7 @@ def _of_prompt(policy: Policy, request: SampleRequest) -> PromptScores:
 def _scores(policy: Policy, ids: Array, targets: Array) -> Array:
     """Score targets at all tokens of a text but its last."""
     (batch,) = pack([ids[:-1]], policy)
-    found: Array = logprobs_of(policy, batch, torch.from_numpy(targets).to(policy.device)).float().cpu().numpy()
-    return found
+    return logprobs_of(policy, batch, torch.from_numpy(targets).to(policy.device)).float().cpu().numpy()
 
 
 def _of_sample(policy: Policy, request: SampleRequest, completion: Completion) -> Alternatives | None:

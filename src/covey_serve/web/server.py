@@ -64,8 +64,7 @@ class HttpServer:
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the address. OSError where it is taken."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=PIECE, backlog=1024)
-        found: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
-        return found
+        return self._server.sockets[0].getsockname()[:2]
 
     async def stop(self) -> None:
         self._server.close()

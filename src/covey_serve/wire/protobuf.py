@@ -13,8 +13,7 @@ MAX_DEPTH = 8
 
 Layout = Mapping[int, tuple[str, str]]
 """Field number -> name and kind. Kinds: int, bool, double, str, bytes, ints (repeated int), or a message; a trailing *
-repeats it.
-"""
+repeats it."""
 
 LAYOUTS: dict[str, Layout] = {
     "RequestPlace": {1: ("model_id", "str"), 2: ("seq_id", "int")},

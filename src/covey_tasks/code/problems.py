@@ -118,8 +118,7 @@ def reference(draft: Draft) -> Callable[..., Any]:
     """Execute the draft's own program, which is covey's text."""
     namespace: dict[str, Any] = {}
     exec(draft.solution, namespace)
-    function: Callable[..., Any] = namespace[draft.entry_point]
-    return function
+    return namespace[draft.entry_point]
 
 
 def generate_problems(

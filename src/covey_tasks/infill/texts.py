@@ -28,11 +28,9 @@ class Texts(Protocol):
     @property
     def num_pool(self) -> int:
         """Return pieces that judges learn from. Each is seen with many corruptions."""
-        ...
 
     def draw(self, split: Split, count: int, seed: str) -> list[str]:
         """Draw pieces by the arguments alone; they may repeat."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ class Layout(Protocol):
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: "Rule") -> Tensor:
         """Return the attention output, shape (B, H, T, D)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ CHUNK = 256
 
 BACKWARD_CHUNK = 512
 """Branch tokens whose gradients are summed before they are added to the prefix in memory; more where the prefix is
-longer.
-"""
+longer."""
 NO_WINDOW = 2**40
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 GENERAL = ("forked", "rows", "alone")
 """Exact computations of a model of the general path: trees through its cache, rows padded right, single texts.
 
-Each can do what stands behind it, too.
-"""
+Each can do what stands behind it, too."""
 Held = dict[str, object]
 """A cache under the keyword that hands it to the model, {} before the first token."""
 Read = Callable[[Tensor, Held, bool], tuple[Tensor, Held]]

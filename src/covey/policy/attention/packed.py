@@ -76,7 +76,6 @@ class SegmentBlock:
 class AnyBlock(Protocol):
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         """Return the outputs of all positions, padding included: (1, H, R*Q, D)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

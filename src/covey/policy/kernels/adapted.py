@@ -90,8 +90,7 @@ def _fused_class() -> type[nn.Module]:
             assert isinstance(base, TiledLinear | OneDnnLinear), "as `fuse_adapters` found it"
             is_half = x.device.type == "cpu" and product_type("cpu", base.weight.dtype) == HALF and x.numel() > 0
             if not (is_plain and is_half) or isinstance(base, OneDnnLinear):
-                out: Tensor = super().forward(x, *args, **keywords)
-                return out
+                return super().forward(x, *args, **keywords)
             adapter = self._adapter()
             flat_NI = x.reshape(-1, x.shape[-1]).to(HALF)
             found: Tensor = _AdaptedProduct.apply(flat_NI, base.weight, base.bias, *adapter)

@@ -105,11 +105,6 @@ def multiplies_half() -> bool:
         return False
 
 
-def half_product(x_NI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Compute x @ w + b in bfloat16."""
-    return multiply(x_NI, weight_IO, None, torch.bfloat16, bias_O)
-
-
 def weight_gradient(gradient_NO: Tensor, x_NI: Tensor, sum_OI: Tensor | None = None) -> Tensor:
     """Compute gradient^T @ x, (O, I), deterministic for any number of threads.
 

@@ -102,14 +102,12 @@ class _Rotated(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """Compute x / sqrt(mean(x²) + eps) * weight (RMSNorm, arXiv 1910.07467)."""
-    out: Tensor = _AddNorm.apply(x, None, weight_C, eps, dtype or x.dtype)
-    return out
+    return _AddNorm.apply(x, None, weight_C, eps, dtype or x.dtype)
 
 
 def add_norm(x: Tensor, delta: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return x + delta and its `rms_norm`; x is float32."""
-    out: tuple[Tensor, Tensor] = _AddNorm.apply(x, delta, weight_C, eps, dtype)
-    return out
+    return _AddNorm.apply(x, delta, weight_C, eps, dtype)
 
 
 def gate_forward(gate: Tensor, up: Tensor) -> Tensor:
@@ -133,16 +131,14 @@ def gate_backward(gate: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor, T
 
 def apply_gate(gate: Tensor, up: Tensor) -> Tensor:
     """Compute silu(gate) * up (SwiGLU, arXiv 2002.05202)."""
-    out: Tensor = _Gated.apply(gate, up)
-    return out
+    return _Gated.apply(gate, up)
 
 
 def rotate(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
     """Rotate the halves of heads by their positions (RoPE, arXiv 2104.09864)."""
     assert cosines_BTD.shape[-1] == x_BTHD.shape[-1], "the family turns whole heads"
     angles = (angle.expand(len(x_BTHD), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
-    out: Tensor = _Rotated.apply(x_BTHD, *angles)
-    return out
+    return _Rotated.apply(x_BTHD, *angles)
 
 
 def _call_rotate(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor, *, is_backward: bool) -> Tensor:

@@ -44,8 +44,7 @@ class CompiledNorm(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         if self._computes(hidden_states):
             return self._norm_input(hidden_states)
-        out: Tensor = super().forward(hidden_states)  # of the class beside it
-        return out
+        return super().forward(hidden_states)  # of the class beside it
 
     def _computes(self, hidden_states: Tensor) -> bool:
         return _is_known(hidden_states, self.weight)
@@ -77,12 +76,10 @@ class CompiledMLP(CastsOnce, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self._computes(x):
-            out: Tensor = super().forward(x)  # of the class beside it
-            return out
+            return super().forward(x)  # of the class beside it
         x = self._cast_once(x)
         gate, up = self.gate_proj(x), self.up_proj(x)
-        down: Tensor = self.down_proj(self._gate(gate, up))
-        return down
+        return self.down_proj(self._gate(gate, up))
 
     def layers(self, x: Tensor) -> list[Projection]:
         """Return gate, up and down if C computes all, else none."""
@@ -139,14 +136,12 @@ class CompiledAttention(CastsOnce, nn.Module):
     def _window(self) -> int | None:
         """Return the layer's window, or the model's for Mistral; Llama has none."""
         holder = self.config if isinstance(self, MistralAttention) else self
-        window: int | None = getattr(holder, "sliding_window", None)
-        return window
+        return getattr(holder, "sliding_window", None)
 
 
 def _add_mlp(hidden: Tensor, mlp: nn.Module, normed: Tensor) -> Tensor:
     layers = mlp.layers(normed) if type(mlp) in COMPILED.values() and isinstance(mlp, CompiledMLP) else []
-    out: Tensor = add_gated(hidden, normed, layers) if layers else hidden + mlp(normed)
-    return out
+    return add_gated(hidden, normed, layers) if layers else hidden + mlp(normed)
 
 
 def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype, device: torch.device) -> None:

@@ -35,8 +35,7 @@ SUPPORT: dict[str, Support] = {
     "decode": Support((KERNELS / "layer.c",), (torch.float32, torch.bfloat16)),
 }
 """Packed attention of the training pass; norms, gates, rotary positions and gradients of weights; layers with a state;
-AdamW; decoding.
-"""
+AdamW; decoding."""
 
 
 def unsupported_reason(

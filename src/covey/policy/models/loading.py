@@ -12,12 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import (
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.policy.attention.base import ATTENTION, register
@@ -26,12 +21,7 @@ from covey.policy.kernels import adapted, linear
 from covey.policy.kernels.gpu import inductor, liger
 from covey.policy.kernels.layers import choose_kernels
 from covey.policy.kernels.support import unsupported_reason
-from covey.policy.models.adapters import (
-    add_adapters,
-    load_adapters,
-    model_inside,
-    saved_adapters,
-)
+from covey.policy.models.adapters import add_adapters, load_adapters, model_inside, saved_adapters
 from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.lazy_weights import MetaModel, find_unread
 from covey.policy.models.made import make_model, restore_buffers

@@ -75,7 +75,6 @@ class Operations(Protocol):
 
     def gated_scan(self, given: Recurrence, rows_S3: Tensor, holders: Holders | None) -> Tensor:
         """Return (T, H, P) in float32."""
-        ...
 
     def causal_conv(
         self,
@@ -87,7 +86,6 @@ class Operations(Protocol):
         silu: bool,
     ) -> Tensor:
         """Return (T, C) in the type of x."""
-        ...
 
 
 class AnyForest(Protocol):
@@ -95,11 +93,9 @@ class AnyForest(Protocol):
 
     def convolve(self, place: int, given: Convolution, operations: Operations) -> Tensor:
         """Return (T, C); `place` numbers the layers with a state."""
-        ...
 
     def recur(self, place: int, given: Recurrence, operations: Operations) -> Tensor:
         """Return (T, H, P)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

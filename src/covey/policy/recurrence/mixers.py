@@ -65,8 +65,7 @@ class Mixer:
     ) -> tuple[Tensor, Tensor | None]:
         """Compute chunk_gated_delta_rule and chunk_kda, (B, T, H, P)."""
         if given.get("initial_state") is not None or given.get("output_final_state"):
-            out: tuple[Tensor, Tensor | None] = original(query, key, value, g=g, beta=beta, **given)
-            return out
+            return original(query, key, value, g=g, beta=beta, **given)
         query, key = _wide(query), _wide(key)
         if given.get("use_qk_l2norm_in_kernel"):
             query, key = (heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + EPS) for heads in (query, key))

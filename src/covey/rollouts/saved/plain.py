@@ -90,8 +90,7 @@ def unpack(text: str) -> tuple[Any, ...]:
 
 def from_plain(kind: type[T], plain: Any) -> T:
     """Restore what `to_plain` took apart. ValueError for anything else."""
-    found: T = _restore(kind, plain)
-    return found
+    return _restore(kind, plain)
 
 
 def _restore(kind: Any, plain: Any) -> Any:

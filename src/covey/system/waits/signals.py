@@ -56,12 +56,10 @@ class Stopper:
 
     shutdown_timeout: float | None = None
     """Seconds from the first signal to the end of `installed`, after which the process reports its position and exits
-    with status 1. None waits.
-    """
+    with status 1. None waits."""
     together: Callable[[int], int] | None = None
     """Largest number over all ranks, so that they stop at the same `release`: a rank that stopped alone would leave the
-    others waiting.
-    """
+    others waiting."""
     _held: bool = False
     _waiting: int | None = None
     _thread: int = field(default_factory=threading.get_ident)

@@ -243,7 +243,6 @@ class Watchable(Protocol):
 
     def watched_by(self, watchdog: Watchdog) -> None:
         """Report waits to this watchdog."""
-        ...
 
 
 @dataclass

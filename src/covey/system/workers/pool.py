@@ -56,8 +56,7 @@ class WorkerSettings:
     """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
     max_bytes: int = 2 << 30
     """Resident memory above which a worker is replaced after its call (Linux), without that which functions loaded
-    before their first call.
-    """
+    before their first call."""
     address_bytes: int | None = None
     """Address space a worker may have: beyond it a call raises MemoryError or ends its process. None: no limit."""
     preload: tuple[str, ...] = ()

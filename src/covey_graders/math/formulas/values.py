@@ -136,8 +136,7 @@ def _combined(operation: Callable[[Any, Any], Any], one: Value, other: Value) ->
         exact: Fraction = operation(one, other)
         bits = max(exact.numerator.bit_length(), exact.denominator.bit_length())
         return _decimal(exact) if bits > MAX_BITS else exact
-    rounded: Decimal = operation(_decimal(one), _decimal(other))
-    return rounded
+    return operation(_decimal(one), _decimal(other))
 
 
 _add, _times, _over = (partial(_combined, operation) for operation in (add, mul, truediv))

@@ -23,11 +23,9 @@ class Asker(Protocol):
 
     def ask(self, operation: str, /, *operands: Any, **keywords: Any) -> Any:
         """Return the answer, a plain value or an object, or raise its exception."""
-        ...
 
     def refuse(self, why: str) -> BaseException:
         """Return the exception for an unusable answer, which fails the test."""
-        ...
 
 
 class ProgramError(Exception):

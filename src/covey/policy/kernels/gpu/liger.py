@@ -39,16 +39,14 @@ class _Norm(_OnGpu):
 
         # Not in place: the gradient that comes in may be read by others.
         how = (self.variance_epsilon, 0.0, "llama", False, None)
-        out: Tensor = LigerRMSNormFunction.apply(hidden_states, self.weight, *how)
-        return out
+        return LigerRMSNormFunction.apply(hidden_states, self.weight, *how)
 
 
 class _Mlp(_OnGpu):
     def _gate(self, gate: Tensor, up: Tensor) -> Tensor:
         from liger_kernel.ops import LigerSiLUMulFunction
 
-        out: Tensor = LigerSiLUMulFunction.apply(gate, up, 1.0, 1.0)
-        return out
+        return LigerSiLUMulFunction.apply(gate, up, 1.0, 1.0)
 
 
 class _Attention(_OnGpu):
@@ -69,8 +67,7 @@ class _Layer:
     def forward(self, hidden_states: Tensor, **keywords: Any) -> Tensor:
         norms, parts = (self.input_layernorm, self.post_attention_layernorm), (self.self_attn, self.mlp)
         if not all(isinstance(norm, _Norm) and norm._computes(hidden_states) for norm in norms):
-            out: Tensor = super().forward(hidden_states, **keywords)  # type: ignore[misc]  # of the class beside it
-            return out
+            return super().forward(hidden_states, **keywords)  # type: ignore[misc]  # of the class beside it
         hidden_states, normed = _add_norm(hidden_states, None, norms[0])
         attended, _ = parts[0](hidden_states=normed, **keywords)
         hidden_states, normed = _add_norm(hidden_states, attended, norms[1])

@@ -22,8 +22,7 @@ def add_norm(
 
     As in transformers: in float32, rounded to the stream's type before the weight.
     """
-    out: tuple[Tensor, Tensor] = _AddNorm.apply(hidden_NC, delta_NC, weight_C, eps, dtype)
-    return out
+    return _AddNorm.apply(hidden_NC, delta_NC, weight_C, eps, dtype)
 
 
 class _AddNorm(torch.autograd.Function):
