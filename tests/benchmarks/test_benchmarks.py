@@ -207,6 +207,16 @@ def test_workers_for_other_environments_import_no_covey() -> None:
 STEP = {"seconds": {"total": 2.0}, "num_tokens": 256, "peak_bytes": 5 * 10**8, "own_cores": 1.9, "others_cores": 0.0}
 
 
+@pytest.mark.parametrize("phase", ["sampling", "step"])
+def test_every_cell_of_real_sizes_has_valid_settings(phase: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    jobs = [cell.job("covey", "cpu") for cell in cells("cpu") if cell.phase == phase]
+    found = [config_of(replace(job, model_dir=str(tmp_path))) for job in jobs]
+    assert {config.groups_per_step * config.group_size for config in found} == (
+        {1, 4, 16, 64, 256} if phase == "sampling" else {64}
+    )
+
+
 def test_the_shapes_are_those_of_the_models_they_are_named_after() -> None:
     weights = {size: body_parameters(shape) + shape.vocabulary * shape.hidden for size, shape in SHAPES.items()}
     assert round(weights["135M"] / 1e6) == 134

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.speed.workers.worker import Meter
 from benchmarks.speed.workloads import Job, reward_of, to_text
+from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.settings import SamplingConfig
@@ -29,6 +30,7 @@ def config_of(job: Job) -> Config:
         num_steps=1_000_000,
         groups_per_step=len(work.prompt_lengths),
         group_size=work.group_size,
+        algorithm=AlgorithmConfig(advantage="none") if work.group_size == 1 else AlgorithmConfig(),
         micro_batch_tokens=micro_batch_tokens(job),
         packing=job.packing,
         shuffle=False,
