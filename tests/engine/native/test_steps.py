@@ -1,6 +1,7 @@
 """Steps in one call of C: the same bits as one at a time, wherever a row ends, begins, or is told what it had."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
         self._step_seconds = 1e-3
         drawn = plain(self, *given)
         found.append(len(drawn[1]) // len(set(drawn[0])))
+        time.sleep(1e-3 * found[-1])  # as long as it is said to take: a turn ends by the clock
         return drawn
 
     def of(seconds: float) -> list[int]:
