@@ -19,6 +19,7 @@ from covey.config.budget import resolve_budget
 from covey.config.checks import refuse_idle_cold_start
 from covey.config.early import BESIDE, check_early
 from covey.config.engine_choice import this_machine
+from covey.config.names import RUN_DIR
 from covey.config.schema import Config, setting_names
 from covey.config.validate import validate
 from covey.environments import registry as environments
@@ -130,6 +131,11 @@ def _missing(config: Config) -> list[str]:
     return []
 
 
+def names_folder() -> bool:
+    """Return True if the user named the run's folder."""
+    return any(word.startswith(f"{RUN_DIR}=") for word in HydraConfig.get().overrides.hydra)
+
+
 def _over_saved(
     verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None, run: Path | None
 ) -> tuple[Path | None, DictConfig]:
@@ -145,8 +151,7 @@ def _over_saved(
         name = composed.model.name
         base = saved_settings.saved_in(source) if file else saved_settings.settings_to_measure(source, name)
         return source, saved_settings.apply_overrides(source, base, composed, typed)
-    folders = [word for word in HydraConfig.get().overrides.hydra if word.startswith("hydra.run.dir=")]
-    is_used = verb == "train" and folders
+    is_used = verb == "train" and names_folder()
     if composed.get("trust_run") and not is_used and run_folder.run_of(composed.model.name) is None:
         needed = "resume=RUN, --config FILE, hydra.run.dir=FOLDER or the policy of a run"
         raise ValueError(f"trust_run=true needs {needed}, got none of them")

@@ -225,7 +225,7 @@ def _job(verb: str, composed: "DictConfig", given: CliContext) -> "list[Path]":
 
     hydra = HydraConfig.get()
     wanted = Path(hydra.runtime.output_dir)
-    named = any(word.startswith(RUN_DIR) for word in hydra.overrides.hydra)
+    named = composing.names_folder()
     with ExitStack() as held:
         try:
             typed = [word for word in hydra.overrides.task if word != given.added]  # fills ${...} in

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.blocks import Joinable, Projection, is_computed, project, weight_gradient
+from covey.policy.kernels.blocks import HALF, Joinable, Projection, is_computed, project, weight_gradient
 from covey.policy.kernels.linear import OneDnnLinear, TiledLinear
 from covey.policy.kernels.support import product_type
-
-HALF = torch.bfloat16
 
 
 class _AdaptedProduct(torch.autograd.Function):

@@ -19,6 +19,9 @@ from covey.policy.kernels.compiler import KERNELS, NoCompilerError, fields_of, l
 from covey.policy.kernels.elementwise import gate_backward, gate_forward
 from covey.policy.kernels.support import product_type
 
+HALF = torch.bfloat16
+Tensors = list[Tensor | None]
+
 SOURCE, TILES = KERNELS / "product.c", KERNELS / "half_gradient.c"
 DEPTH, PIECES = 1024, 32
 """Steps of a sum before it is stored, numbers or pairs of bfloat16, and parts of it, at most: as in product.c."""
@@ -136,10 +139,6 @@ def has_tiles() -> bool:
         return False
 
 
-HALF = torch.bfloat16
-Tensors = list[Tensor | None]
-
-
 @dataclass(frozen=True, slots=True)
 class Projection:
     """Weights of a linear layer, and of its adapter."""
@@ -238,7 +237,8 @@ class _AddGated(torch.autograd.Function):
         needed, of_gated = ctx.needs_input_grad[3:], torch.empty_like(gate)
         of_last, calls = _of_input(layers[2:], [gradient_NC], x_NI, of_gated)
         run_products(*calls)
-        *gradients, gated = gate_backward(gate, up, of_gated)
+        gated = torch.empty_like(gate)
+        gradients = gate_backward(gate, up, of_gated, gated)
         of_x = torch.empty_like(x_NI)
         of_narrow, calls = _of_input(layers[:2], gradients, x_NI, of_x)
         found, more = _of_weights(x_NI, layers[:2], gradients, narrow, of_narrow, needed)

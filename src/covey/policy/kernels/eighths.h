@@ -65,12 +65,10 @@ INLINE void round_row(const float *x, int64_t inner, uint8_t *row) {
 
 /* sum + four weights of each output times four numbers of a row. */
 #if defined(__AVX512VNNI__) && LANES == 16
-#include <immintrin.h>
 INLINE ints dot(ints sum, ints weights, int32_t four) {
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
 }
 #elif defined(__AVXVNNI__) && LANES == 8
-#include <immintrin.h>
 INLINE ints dot(ints sum, ints weights, int32_t four) {
     return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
 }

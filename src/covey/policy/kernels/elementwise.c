@@ -144,19 +144,19 @@ void covey_norm_backward(const Norm *n) {
 
 typedef struct {
     const void *gate, *up;        /* count each */
-    void *out;
+    void *out;                    /* backward: may be NULL */
     const void *gradient;         /* backward: of out */
     void *of_gate, *of_up;        /* backward */
     int64_t count, num_threads;
     int64_t half;                 /* all bfloat16 */
 } Gate;
 
+/* silu(gate) * up, where `e` is exp(-|gate|). */
+INLINE float gated(float gate, float up, float e) { return gate * up * (gate < 0.0f ? e : 1.0f) / (1.0f + e); }
+
 /* out = silu(gate) * up, for PIECE numbers. */
 INLINE void gate_piece(const float *restrict gate, const float *restrict up, float *restrict out) {
-    for (int i = 0; i < PIECE; i++) {
-        const float e = exponential(-fabsf(gate[i]));
-        out[i] = gate[i] * up[i] * (gate[i] < 0.0f ? e : 1.0f) / (1.0f + e);
-    }
+    for (int i = 0; i < PIECE; i++) out[i] = gated(gate[i], up[i], exponential(-fabsf(gate[i])));
 }
 
 /* Ends of less than a PIECE are computed in full, on copies: every number goes through the same instructions. */
@@ -191,7 +191,7 @@ INLINE void gate_piece_backward(const float *restrict gate, const float *restric
         const float e = exponential(-fabsf(gate[i])), most = 1.0f / (1.0f + e), least = e * most;
         const float s = gate[i] < 0.0f ? least : most, rest = gate[i] < 0.0f ? most : least;
         of_up[i] = gradient[i] * gate[i] * s;
-        out[i] = gate[i] * up[i] * (gate[i] < 0.0f ? e : 1.0f) / (1.0f + e);
+        out[i] = gated(gate[i], up[i], e);
         of_gate[i] = gradient[i] * up[i] * s * (1.0f + gate[i] * rest);
     }
 }
@@ -205,10 +205,10 @@ void covey_gate_backward(const Gate *g) {
         const float *gate = piece(g->gate, at, count, g->half, room[0]), *up = piece(g->up, at, count, g->half, room[1]);
         const float *gradient = piece(g->gradient, at, count, g->half, room[2]);
         gate_piece_backward(gate, up, gradient, place(g->of_gate, at, apart, room[3]), place(g->of_up, at, apart, room[4]),
-                            place(g->out, at, apart, room[5]));
+                            place(g->out, at, apart || !g->out, room[5]));
         give(g->of_gate, at, count, g->half, room[3]);
         give(g->of_up, at, count, g->half, room[4]);
-        give(g->out, at, count, g->half, room[5]);
+        if (g->out) give(g->out, at, count, g->half, room[5]);
     }
 }
 

@@ -85,7 +85,7 @@ class _Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        return gate_backward(gate, up, gradient.contiguous())[:2]
+        return gate_backward(gate, up, gradient.contiguous())
 
 
 class _Rotated(torch.autograd.Function):
@@ -119,14 +119,14 @@ def gate_forward(gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
-def gate_backward(gate: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gate and up, and silu(gate) * up."""
-    of_gate, of_up, out = (torch.empty_like(gate) for _ in range(3))
+def gate_backward(gate: Tensor, up: Tensor, gradient: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the gradients of both; `out` takes silu(gate) * up."""
+    of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
     call = _gate_of(gate, up)
     call.gradient, call.of_gate, call.of_up = gradient.data_ptr(), of_gate.data_ptr(), of_up.data_ptr()
-    call.out = out.data_ptr()
+    call.out = None if out is None else out.data_ptr()
     library(SOURCE).covey_gate_backward(ctypes.byref(call))
-    return of_gate, of_up, out
+    return of_gate, of_up
 
 
 def apply_gate(gate: Tensor, up: Tensor) -> Tensor:

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #ifndef __AVX2__
 #error "the processor must have vectors of eight floats (AVX2): through narrower ones torch is faster"
 #endif
+#include <immintrin.h> /* not before: other processors have none, and are to read why they are refused */
 
 #ifdef __AVX512F__
 #define LANES 16 /* with 32 registers; without, 16 registers are counted on */

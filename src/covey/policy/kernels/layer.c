@@ -31,7 +31,6 @@
 #define BATCH 64 /* rows that go through all panels together: they stay in the cache */
 
 #ifdef __AVX512BF16__
-#include <immintrin.h>
 const int64_t covey_has_half = 1;
 #else
 const int64_t covey_has_half = 0;

@@ -7,9 +7,6 @@
 
 #include "lanes.h"
 #include <omp.h>
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
 
 #if LANES == 16
 #define ROWS 8 /* rows by vectors that are summed in registers */

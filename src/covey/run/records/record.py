@@ -157,10 +157,9 @@ class RunRecorder:
             closing.callback(quietly(self.behind.close))  # before the files
             self._pulse.__exit__()
             self._progress.close()
-            with only_warn(when=kind is not None):
-                if not self._is_as_left:
-                    stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
-                    self._summarise("completed" if kind is None else "interrupted" if stopped else "failed")
+            if not self._is_as_left:
+                stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+                quietly(self._summarise)("completed" if kind is None else "interrupted" if stopped else "failed")
 
     @cached_property
     def _tracker(self) -> Tracker:

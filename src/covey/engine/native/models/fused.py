@@ -198,11 +198,12 @@ class FusedModel(nn.Module):
         embedded_1TC = embedded_1TC if self._factor == 1.0 else embedded_1TC * self._factor
         hidden_TC = embedded_1TC[0].float().contiguous()
         tensors, held = self._describe_pass(hidden_TC, embedded_1TC, position_ids)
+        _, _cosines, _sines, heads_TO, *_ = held
         if isinstance(layout, CompiledDecodeLayout):
             how = self._cached_for(layout), ctypes.c_int64(len(self._layers)), ctypes.byref(tensors)
             self._c.covey_decode_layers(self._calls, *how, ctypes.byref(layout.call))
         else:
-            self._mix_between(tensors, hidden_TC, held[3], layout)
+            self._mix_between(tensors, hidden_TC, heads_TO, layout)
         self._normalise(hidden_TC)
         return MoeModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
 
@@ -241,17 +242,12 @@ class FusedModel(nn.Module):
         """Return a struct and the tensors to hold until it is read."""
         whole = [torch.empty(len(hidden_RC), width) for width in self._widths[:3]]
         rooms = [torch.empty(BATCH * max(width, narrow)) for width in self._widths[3:]]
-        held = [
-            hidden_RC,
-            *self._angles(embedded, position_1T),
-            *whole,
-            *rooms,
-            torch.empty(self._eighths, dtype=torch.int8),
-        ]
-        *pointers, first, second, eighths = (tensor.data_ptr() for tensor in held)
+        eighths = torch.empty(self._eighths, dtype=torch.int8)
+        held = [hidden_RC, *self._angles(embedded, position_1T), *whole, *rooms, eighths]
+        *pointers, first, second, last = (tensor.data_ptr() for tensor in held)
         narrows = (ctypes.c_void_p * 2)(first, second)
         sizes = len(hidden_RC), position_1T.shape[1], 0, torch.get_num_threads()
-        return Pass(*pointers, narrows, eighths, *sizes), held
+        return Pass(*pointers, narrows, last, *sizes), held
 
     def _cached_for(self, layout: CompiledDecodeLayout) -> Any:
         """Return the pointers into the cache, kept as long as its tensors."""
