@@ -123,6 +123,7 @@ def measure(cell: Cell, device: str, num_repetitions: int, rates: Mapping[str, A
     known = floor.Rates(**rates)
     for name, figures in found.items():
         figures["shares"] = floor.shares(jobs[name], figures["seconds"], known)
+        figures["times"] = times(used, name)
     return {
         "contestants": found,
         "absent": {name: reason for name, reason in against.items() if reason},
@@ -131,6 +132,12 @@ def measure(cell: Cell, device: str, num_repetitions: int, rates: Mapping[str, A
         "num_dropped": num_dropped,
         "raw": repetitions,
     }
+
+
+def times(repetitions: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """Return how often covey's seconds go into a contestant's, turn by turn."""
+    seconds = [[each[one]["seconds"]["total"] for one in (name, "covey")] for each in repetitions]
+    return Spread.of([theirs / ours for theirs, ours in seconds]).to_dict()
 
 
 def run(device: str, only: Sequence[str], num_repetitions: int, say: Callable[[str], None], *, again: bool) -> None:
@@ -210,11 +217,10 @@ def _sampling(cell: Cell, row: Mapping[str, Any], weights: str) -> list[str]:
 
 def _step(cell: Cell, row: Mapping[str, Any], weights: str) -> list[str]:
     covey, trl = (row["contestants"][name] for name in ("covey", "trl"))
-    times = Spread.of([each["trl"]["seconds"]["total"] / each["covey"]["seconds"]["total"] for each in row["raw"]])
     shares = ", ".join(f"{name} {share:.0%}" for name, share in covey["shares"].items())
     memory = [f"{each['process_bytes'] / 1e9:.1f} GB" for each in (trl, covey)]
     seconds = [_spread(each["seconds"]["total"], ".1f") for each in (trl, covey)]
-    return [weights, *seconds, _spread(times.to_dict(), ".1f"), shares, *memory]
+    return [weights, *seconds, _spread(trl["times"], ".1f"), shares, *memory]
 
 
 def _spread(found: Mapping[str, float], form: str) -> str:

@@ -21,7 +21,7 @@ from benchmarks.speed.contest import ROOT, TUNED_MALLOC, Worker, WorkerFailed, c
 from benchmarks.speed.floor import Rates, body_parameters, decode_step, shares
 from benchmarks.speed.models import saved_model
 from benchmarks.speed.ratios import Spread, best_rival, contestant_figures, is_clean, ratio, split_clean
-from benchmarks.speed.sizes import Cell, cells, in_short, rivals, tables
+from benchmarks.speed.sizes import Cell, cells, in_short, rivals, tables, times
 from benchmarks.speed.table import figures
 from benchmarks.speed.workers.covey_steps import config_of, make_step
 from benchmarks.speed.workers.worker import Meter
@@ -297,6 +297,7 @@ def test_a_step_is_shown_with_pairs_of_turns_and_the_memory_of_whole_processes()
     raw = [{"covey": turn("covey", own), "trl": turn("trl", other)} for own, other in ((1.0, 8.0), (2.0, 10.0))]
     found = {name: contestant_figures([each[name] for each in raw]) for name in ("covey", "trl")}
     found["covey"]["shares"] = {"sampling": 0.5, "training": 0.75}
+    found["trl"]["times"] = times(raw, "trl")
     cell = Cell("step", "135M", "bfloat16", 64)
     assert tables({cell.name: {"contestants": found, "raw": raw}})[-1] == (
         "| SmolLM2-135M | bfloat16 | all weights | 9.0 (8.0 to 10.0) | 1.5 (1.0 to 2.0) | 6.5 (5.0 to 8.0) "
