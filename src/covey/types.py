@@ -204,7 +204,7 @@ class Rollout:
 
     @property
     def num_loss_tokens(self) -> int:
-        return sum(self.loss_mask)
+        return self.loss_mask.count(True)
 
     @property
     def policy_turns(self) -> tuple[Turn, ...]:

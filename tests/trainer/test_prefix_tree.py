@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from covey.policy.attention.packed import places_of
 from covey.trainer import layouts
-from covey.trainer.layouts import PrefixTree, places_in, positions_of
+from covey.trainer.layouts import PrefixTree, positions_of, stretches_to
 
 PROMPT = (5, 6)
 
@@ -21,16 +22,18 @@ def laid_out(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The tokens of each segment, and where the tokens of each sequence are; what is there is checked to be it."""
     tree = PrefixTree()
-    ends = [tree.add(np.array(sequence), prompt_length) for sequence in sequences]
+    ends = [tree.add(tuple(sequence), prompt_length) for sequence in sequences]
     order, segments = tree.laid_out(start)
-    stream = [token_id for node in order for token_id in node.ids.tolist()]
+    stream = [token_id for node in order for token_id in node.ids]
     positions = list(positions_of(order))
     assert len(stream) == len(positions) == tree.num_tokens
-    places = [places_in(segments, end, len(own)).tolist() for end, own in zip(ends, sequences, strict=True)]
+    places = [
+        places_of([*stretches_to(segments[end], len(own))]).tolist() for end, own in zip(ends, sequences, strict=True)
+    ]
     for own, where in zip(sequences, places, strict=True):
         assert [stream[place - start] for place in where] == list(own)
         assert [positions[place - start] for place in where] == list(range(len(own)))
-    return [node.ids.tolist() for node in order], places
+    return [list(node.ids) for node in order], places
 
 
 def test_a_prompt_is_shared_and_what_differs_stands_behind_it() -> None:

@@ -4,9 +4,10 @@ How rollouts are split changes speed and memory, never the update: the denominat
 micro-batches and all ranks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,10 @@ class Load:
 
 def _split(rows: Sequence[Sequence[Row]], empty: Callable[[], Load], budget: int) -> Iterator[Part]:
     """Fill micro-batches in order, splitting groups but not rows."""
+    lengths = [end - start for group in rows for row in group for start, end in row.sequences]
+    if lengths and len(lengths) * max(lengths) <= budget:  # no layout takes more, so nothing is counted
+        yield [list(group) for group in rows if group]
+        return
     part: Part = []
     load = empty()
     for group in rows:
@@ -235,31 +240,33 @@ def _split(rows: Sequence[Sequence[Row]], empty: Callable[[], Load], budget: int
 def _tensors(part: Part, lay_out: Callable[[Part], Stream], device: torch.device, attention: str) -> MicroBatch:
     stream = lay_out(part)
     rows = [row for group in part for row in group]
-    # Positions that predict loss tokens, their ids and rollouts: a row has thousands, too many for loops of Python
-    chosen = [np.flatnonzero(row.rollout.loss_mask) for row in rows]
-    lengths = [len(positions) for positions in chosen]
-    source = [offset(positions) for offset, positions in zip(stream.offsets, chosen, strict=True)]
-    target = [np.asarray(row.rollout.target_ids)[own] for row, own in zip(rows, chosen, strict=True)]
-    sampler = [np.asarray(row.rollout.sampler_logprobs)[own] for row, own in zip(rows, chosen, strict=True)]
-    advantages = [np.asarray(row.advantages) for row in rows]
+    rollouts = tuple(row.rollout for row in rows)
+    # Positions that predict loss tokens, all rows' at once: too many for loops of Python
+    chosen = _flat((one.loss_mask for one in rollouts), np.bool_)
+    lengths = [one.num_loss_tokens for one in rollouts]
+    begins = np.cumsum(lengths) - lengths
 
-    def joined(pieces: Sequence[Values], dtype: torch.dtype = torch.int64) -> Tensor:
-        return to_device(torch.from_numpy(np.concatenate(pieces)).to(dtype), device)
+    def joined(values: Values, dtype: torch.dtype = torch.int64) -> Tensor:
+        return to_device(torch.from_numpy(values).to(dtype), device)
 
     return MicroBatch(
         input_ids_BT=_int(stream.input_ids, device),
         position_ids_BT=_int(stream.position_ids, device),
         layout=stream.layout(device, attention),
-        source_L=joined(source),
-        target_L=joined(target),
-        row_L=joined([np.repeat(np.arange(len(rows)), lengths)]),
-        column_L=joined([np.arange(length) for length in lengths]),
+        source_L=joined(stream.places[chosen]),
+        target_L=joined(_flat((one.target_ids for one in rollouts), np.int64)[chosen]),
+        row_L=joined(np.repeat(np.arange(len(rows)), lengths)),
+        column_L=joined(np.arange(sum(lengths)) - np.repeat(begins, lengths)),
         num_columns=max(lengths),
         prompt_ids=tuple(row.prompt_id for row in rows),
-        advantage_L=joined(advantages, torch.float64),
-        sampler_logprob_L=joined(sampler, torch.float64),
-        rollouts=tuple(row.rollout for row in rows),
+        advantage_L=joined(_flat((row.advantages for row in rows), np.float64), torch.float64),
+        sampler_logprob_L=joined(_flat((one.sampler_logprobs for one in rollouts), np.float64)[chosen], torch.float64),
+        rollouts=rollouts,
     )
+
+
+def _flat(rows: Iterable[Sequence[float]], dtype: npt.DTypeLike) -> Values:
+    return np.fromiter(chain.from_iterable(rows), dtype)
 
 
 def _int(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -60,17 +60,14 @@ class Stream:
     position_ids: list[list[int]]
     layout: Callable[[torch.device, str], Layout]
     """Mask of attention on a device, computed as one of `ATTENTIONS` where there are several ways."""
-    offsets: list["Offset"]
-    """Positions in the rollout -> indices into the flattened stream, for each row."""
+    places: npt.NDArray[np.int64]
+    """Index into the flattened stream of each token of each row, row after row."""
 
 
-Positions = npt.NDArray[np.int64]
-Offset = Callable[[Positions], Positions]
 Part = list[list[Row]]
 """The rows of one micro-batch, grouped by prompt."""
 Input = tuple[int, ...]
 """Token ids that a masked policy reads in one pass."""
-Ids = npt.NDArray[np.int64]
 MIN_SHARED = 32
 """Tokens that a segment of its own must save."""
 
@@ -79,7 +76,7 @@ MIN_SHARED = 32
 class Node:
     """Tokens that all sequences through this node share, after its parent's."""
 
-    ids: Ids
+    ids: Input
     position: int = 0
     """Tokens before it."""
     parent: "Node | None" = None
@@ -87,12 +84,12 @@ class Node:
     """Whether it is shared however short."""
     children: list["Node"] = field(default_factory=list)
 
-    def continued_by(self, ids: Ids) -> "tuple[Node, int] | None":
+    def continued_by(self, ids: Input) -> "tuple[Node, int] | None":
         """Return the child to continue in, with the agreeing tokens, or None."""
         for child in self.children:
-            agreed = count_agreed(child.ids, ids)
-            if agreed >= MIN_SHARED or (child.is_prompt and agreed == len(child.ids)):
-                return child, agreed
+            needed = child.ids[:MIN_SHARED]
+            if (child.is_prompt or len(needed) == MIN_SHARED) and ids[: len(needed)] == needed:
+                return child, count_agreed(child.ids, ids)
         return None
 
     def split(self, length: int) -> "Node":
@@ -111,9 +108,9 @@ class PrefixTree:
     def __init__(self) -> None:
         self.num_tokens = 0
         """Tokens of all nodes."""
-        self._root = Node(np.empty(0, np.int64))
+        self._root = Node(())
 
-    def add(self, ids: Ids, prompt_length: int) -> Node:
+    def add(self, ids: Input, prompt_length: int) -> Node:
         """Add a sequence; return the node of its last token.
 
         Once others are added, that token may lie in a node above.
@@ -142,7 +139,7 @@ class PrefixTree:
             waiting += [child for child in node.children if child.children]
         return total
 
-    def _grow(self, parent: Node, ids: Ids, *, is_prompt: bool) -> Node:
+    def _grow(self, parent: Node, ids: Input, *, is_prompt: bool) -> Node:
         node = Node(ids, parent.position + len(parent.ids), parent, is_prompt)
         parent.children.append(node)
         self.num_tokens += len(ids)
@@ -163,9 +160,11 @@ class PrefixTree:
         return order, segments
 
 
-def places_in(segments: dict[Node, StreamSegment], last: Node, length: int) -> Ids:
-    """Return the stream places of the first tokens down to `last`, (length,)."""
-    return places_of(segments[last].stretches)[:length]
+def stretches_to(last: StreamSegment, length: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, length) of the first `length` tokens down to `last`."""
+    for start, own in last.stretches:
+        yield start, min(own, length)
+        length -= min(own, length)
 
 
 def positions_of(order: list[Node]) -> Iterator[int]:
@@ -174,17 +173,16 @@ def positions_of(order: list[Node]) -> Iterator[int]:
         yield from range(node.position, node.position + len(node.ids))
 
 
-def count_agreed(first: Ids, second: Ids) -> int:
+def count_agreed(first: Input, second: Input) -> int:
     """Count the tokens up to the first in which two sequences differ.
 
-    >>> count_agreed(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
+    >>> count_agreed((1, 2, 3), (1, 2, 4, 5))
     2
     """
     length = min(len(first), len(second))
-    if length == 0 or first[0] != second[0]:
-        return 0
-    differ = first[:length] != second[:length]
-    return int(differ.argmax()) if differ.any() else length
+    if first[:length] == second[:length]:  # as it mostly is, and faster than token by token
+        return length
+    return next(place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
 
 
 def shared_layout(part: Part) -> Stream:
@@ -192,20 +190,18 @@ def shared_layout(part: Part) -> Stream:
     ids: list[int] = []
     positions: list[int] = []
     segments: list[StreamSegment] = []
-    offsets: list[Offset] = []
+    stretches: list[tuple[int, int]] = []
     for group in part:
         tree = PrefixTree()
-        ends = [add_to_tree(tree, row) for row in group]
+        ends = [end for row in group for end in add_to_tree(tree, row)]
         order, own = tree.laid_out(len(ids))
         for node in order:
-            ids.extend(node.ids.tolist())
+            ids.extend(node.ids)
         positions.extend(positions_of(order))
         segments.extend(own.values())
-        for row, of_row in zip(group, ends, strict=True):
-            lengths = [end - start for start, end in row.sequences]
-            places = [places_in(own, last, length) for last, length in zip(of_row, lengths, strict=True)]
-            offsets.append(np.concatenate(places).__getitem__)
-    return Stream([ids], [positions], partial(make_layout, tuple(segments)), offsets)
+        for last, length in zip(ends, _lengths([group]), strict=True):
+            stretches.extend(stretches_to(own[last], length))
+    return Stream([ids], [positions], partial(make_layout, tuple(segments)), places_of(stretches))
 
 
 def add_to_tree(tree: PrefixTree, row: Row) -> list[Node]:
@@ -215,23 +211,19 @@ def add_to_tree(tree: PrefixTree, row: Row) -> list[Node]:
     """
     rollout, found = row.rollout, []
     for start, end in row.sequences:
-        chosen = np.flatnonzero(rollout.loss_mask[start:end])
-        ids = np.asarray(rollout.input_ids[start:end], np.int64)
-        found.append(tree.add(ids, int(chosen[0]) + 1 if len(chosen) else len(ids)))
+        chosen = rollout.loss_mask[start:end]
+        found.append(tree.add(rollout.input_ids[start:end], chosen.index(True) + 1 if any(chosen) else end - start))
     return found
 
 
 def whole_layout(part: Part) -> Stream:
     """Lay out each sequence whole, one after the other, without padding."""
-    rows = [row for group in part for row in group]
-    ids = list(chain.from_iterable(row.rollout.input_ids for row in rows))
+    ids = list(chain.from_iterable(row.rollout.input_ids for group in part for row in group))
     lengths = _lengths(part)
     starts = accumulate(lengths, initial=0)
     segments = tuple(StreamSegment(start, length) for start, length in zip(starts, lengths, strict=False))
     positions = list(chain.from_iterable(map(range, lengths)))
-    begins = accumulate((row.num_tokens for row in rows), initial=0)
-    offsets = [_shift(begin) for begin, _ in zip(begins, rows, strict=False)]
-    return Stream([ids], [positions], partial(make_layout, segments), offsets)
+    return Stream([ids], [positions], partial(make_layout, segments), np.arange(len(ids)))
 
 
 def make_layout(segments: Sequence[StreamSegment], device: torch.device, attention: str) -> Layout:
@@ -248,22 +240,13 @@ def padded_layout(part: Part) -> Stream:
     # With a token of its own: a padding token may be embedded as zeros, of which some norms have no gradient.
     ids = [[*own, *own[:1] * (longest - len(own))] for own in sequences]
     positions = [list(range(longest)) for _ in sequences]
-    offsets: list[Offset] = []
-    num_before = 0
-    for row in rows:
-        stretches = [((num_before + i) * longest, end - start) for i, (start, end) in enumerate(row.sequences)]
-        offsets.append(places_of(stretches).__getitem__)
-        num_before += len(stretches)
-    return Stream(ids, positions, lambda device, attention: DENSE, offsets)
+    places = places_of([(place * longest, len(own)) for place, own in enumerate(sequences)])
+    return Stream(ids, positions, lambda device, attention: DENSE, places)
 
 
 def usable_layout(packing: str, attention: str) -> str:
     """Return the layout, or the exact one in its place."""
     return INSTEAD.get(attention, {}).get(packing, packing)
-
-
-def _shift(start: int) -> Offset:
-    return lambda positions: positions + start
 
 
 def shared_inputs(part: Part) -> Stream:
@@ -273,7 +256,7 @@ def shared_inputs(part: Part) -> Stream:
     """
     ids: list[int] = []
     lengths: list[int] = []
-    offsets: list[Offset] = []
+    stretches: list[tuple[int, int]] = []
     for group in part:
         starts: dict[Input, int] = {}
         for row in group:
@@ -282,9 +265,9 @@ def shared_inputs(part: Part) -> Stream:
                 starts[new] = len(ids)
                 ids += new
                 lengths.append(len(new))
-            offsets.append(places_of([(starts[each], len(each)) for each in inputs]).__getitem__)
+            stretches += [(starts[each], len(each)) for each in inputs]
     positions = list(chain.from_iterable(map(range, lengths)))
-    return Stream([ids], [positions], lambda device, attention: inputs_layout(lengths, device), offsets)
+    return Stream([ids], [positions], lambda device, attention: inputs_layout(lengths, device), places_of(stretches))
 
 
 def whole_inputs(part: Part) -> Stream:

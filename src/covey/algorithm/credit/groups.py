@@ -6,7 +6,7 @@ The arithmetic is in covey.algorithm.credit.assign.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Any
 
 import torch
@@ -165,8 +165,7 @@ def _num_turns(rollout: Rollout) -> int:
         return len(rollout.turns)
     if rollout.input_length is not None:  # passes of one fill
         return 1
-    mask = rollout.loss_mask
-    return sum(chosen and not before for before, chosen in pairwise((False, *mask)))
+    return bytes((False, *rollout.loss_mask)).count(b"\0\1")
 
 
 def _regroup(values: Sequence[Any], start: int, groups: Sequence[Group]) -> list[list[Any]]:
