@@ -25,6 +25,7 @@ from covey.run.evaluate import Estimate, Evaluation, evaluate, noise
 from covey.run.records.summary import gains, paired_gain
 from covey.run.stages import is_best
 from covey.types import Failure, Group, Prompt, Reward, Sampling, Turn
+from covey_trl.callbacks import evaluation_metrics
 
 from ..support.small import rollout, scripted, small_config, use
 
@@ -218,6 +219,8 @@ def test_rewards_that_do_not_say_what_is_right_have_no_accuracy() -> None:
     )
     assert verdicts.accuracy is not None
     assert verdicts.score == verdicts.accuracy.value == 1.0
+    assert evaluation_metrics(graded, "eval") == {"eval_reward": 0.71875}
+    assert evaluation_metrics(verdicts, "eval") == {"eval_reward": 0.5, "eval_accuracy": 1.0}
     found = gains(graded, verdicts, 0.95)
     assert found is not None
     assert "accuracy" not in found

@@ -125,7 +125,7 @@ def check_several_rewards(scope: dict[str, Any], folder: Path) -> None:
     trainer.push_to_hub(dataset_name="trl-lib/tldr", tags=["grpo"])
     assert pushed == [(trainer.hub_model_id, {"commit_message": "End of training"})] * 2
     measured = trainer.evaluate(list(scope["trainer"]._splits["train"])[:3], metric_key_prefix="test")
-    assert sorted(measured) == ["test_accuracy", "test_reward"]
+    assert sorted(measured) == ["test_reward"]  # its rewards do not say what is right
     trainer.end()
 
 
