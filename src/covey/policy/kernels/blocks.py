@@ -46,19 +46,20 @@ def product_call(
     """Prepare a sum of products a @ b and of `added_M`.
 
     Factors are float32, or bfloat16 where `multiplies_half`, and may be turned. With `half`, those of float32
-    are rounded. `added_M` is float32: a number for each column, or for each number of `out_NM`, or that itself.
+    are rounded. `added_M` has a number for each column, or for each number of `out_NM`, or is that itself.
     """
     parts = [tuple(each if 1 in each.stride() else each.contiguous() for each in part) for part in parts]  # type: ignore[misc]
-    half = any(each.dtype == torch.bfloat16 for part in parts for each in part) if half is None else half
-    half_out, size = out_NM.dtype == torch.bfloat16, 2 if half else 1
+    half = any(each.dtype == HALF for part in parts for each in part) if half is None else half
+    half_out, size = out_NM.dtype == HALF, 2 if half else 1
     is_long = len(parts) > PIECES or sum(-(-a.shape[1] // size) for a, _ in parts) > DEPTH
     sums = out_NM if not half_out else out_NM.new_empty(out_NM.shape, dtype=torch.float32) if is_long else None
-    added_M = None if added_M is None else added_M.detach().float().contiguous()
+    added_M = None if added_M is None else added_M.detach().contiguous()
     described = (PartOfProduct * len(parts))(*(_part(a, b, half) for a, b in parts))
     call = ProductCall(ctypes.addressof(described), num_parts=len(parts), half=half)
     call.rows, call.columns = out_NM.shape
     call.sums, call.out = _place(sums), out_NM.data_ptr() if half_out else None
     call.added, call.added_stride = _place(added_M), 0 if added_M is None or added_M.dim() == 1 else call.columns
+    call.half_added = added_M is not None and added_M.dtype == HALF
     call.held = (parts, described, sums, out_NM, added_M)
     return call
 
@@ -189,7 +190,7 @@ def project(x: Tensor, layers: Sequence[Projection]) -> list[Tensor]:
 
 
 def add_gated(hidden: Tensor, x: Tensor, layers: Sequence[Projection]) -> Tensor:
-    """Compute hidden + down(silu(gate(x)) * up(x)) in float32."""
+    """Compute hidden + down(silu(gate(x)) * up(x))."""
     flat_NI = x.reshape(-1, x.shape[-1]).to(product_type("cpu", x.dtype))
     out: Tensor = _AddGated.apply(hidden.reshape(-1, hidden.shape[-1]), flat_NI, *_flat(layers))
     return out.view(hidden.shape)

@@ -51,9 +51,9 @@ typedef struct {
     float *scales;                /* of rows: 1 / sqrt(mean(x^2) + eps) */
     void *out;                    /* forward: rows x width */
     const void *delta;            /* forward: rows x width, added to x before, or NULL */
-    float *sum;                   /* forward: x + delta, where there is a delta; x is float then */
+    void *sum;                    /* forward: x + delta, of x's type, where there is a delta */
     const void *gradient;         /* backward: of out */
-    const float *of_sum;          /* backward: what reaches x otherwise, or NULL; x is float then */
+    const void *of_sum;           /* backward: what reaches x otherwise, of x's type, or NULL */
     void *of_x, *of_delta;        /* backward: rows x width; the same in bfloat16, or NULL */
     float *sums, *of_weight;      /* backward: rows / block, rounded up, x width; width. NULL where nobody asks. */
     int64_t rows, width, block;   /* block: rows whose share of of_weight is one sum */
@@ -63,18 +63,19 @@ typedef struct {
     float eps;
 } Norm;
 
-/* The sum of x and delta, stored. */
+/* The sum of x and delta, stored: where it is rounded, what is read of it. */
 INLINE const float *add_delta(const Norm *n, int64_t row, const float *x, const int64_t width, float *room) {
     const float *delta = read(n->delta, row * width, width, n->half_delta, room);
-    float *sum = n->sum + row * width;
+    float *sum = place(n->sum, row * width, n->half_x, room);
     for (int64_t c = 0; c < width; c++) sum[c] = x[c] + delta[c];
-    return sum;
+    round_off(n->sum, row * width, width, n->half_x, sum);
+    return read(n->sum, row * width, width, n->half_x, room);
 }
 
 /* out = x * scale * weight, x with its delta. */
 INLINE void norm_row(const Norm *n, int64_t row, const int64_t width, float *room) {
     const float *x = read(n->x, row * width, width, n->half_x, room);
-    if (n->delta) x = add_delta(n, row, x, width, room);
+    if (n->delta) x = add_delta(n, row, x, width, room + width);
     float *out = place(n->out, row * width, n->half_out, room + width);
     lanes squares = {0};
     for (int64_t c = 0; c < width; c += LANES) {
@@ -117,7 +118,8 @@ INLINE void norm_backward(const Norm *n, int64_t row, float *of_weight, const in
         const lanes a = load_some(x + c, width - c), g = load_some(gradient + c, width - c);
         store_some(of_x + c, g * load_some(n->weight + c, width - c) * scale - a * along, width - c);
     }
-    for (int64_t c = 0; n->of_sum && c < width; c++) of_x[c] = n->of_sum[row * width + c] + of_x[c];
+    const float *of_sum = n->of_sum ? read(n->of_sum, row * width, width, n->half_x, room + width) : NULL;
+    for (int64_t c = 0; of_sum && c < width; c++) of_x[c] = of_sum[c] + of_x[c];
     round_off(n->of_x, row * width, width, n->half_x, of_x);
     if (n->of_delta) round_off(n->of_delta, row * width, width, 1, of_x);
 }

@@ -60,8 +60,8 @@ class CompiledLayer(nn.Module):
     """Adds attention's output in the pass of the norm that follows."""
 
     def forward(self: Any, hidden_states: Tensor, **keywords: Any) -> Any:
-        norm, is_wide = self.post_attention_layernorm, hidden_states.dtype == torch.float32
-        if not (is_wide and isinstance(norm, CompiledNorm) and norm._computes(hidden_states)):
+        norm = self.post_attention_layernorm
+        if not (isinstance(norm, CompiledNorm) and norm._computes(hidden_states)):
             return super().forward(hidden_states, **keywords)  # of the class beside it
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **keywords)
         how = norm.weight, norm.variance_epsilon, norm._out_type(hidden_states)

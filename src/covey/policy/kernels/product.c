@@ -33,10 +33,10 @@ typedef struct {
     const Part *parts;               /* products whose sum is made */
     float *sums;                     /* rows x columns; NULL where only `out` is asked for, and one stretch suffices */
     uint16_t *out;                   /* the same rounded to bfloat16, or NULL */
-    const float *added;              /* rows x columns, where the sums begin, or NULL; may be `sums` */
+    const void *added;               /* rows x columns, where the sums begin, or NULL; may be `sums` or `out` */
     int64_t added_stride;            /* from one row to the next; 0: the same for all rows */
     int64_t num_parts, rows, columns;
-    int64_t half;                    /* factors are bfloat16 */
+    int64_t half, half_added;        /* factors are bfloat16; `added` is */
 } Product;
 
 /* Numbers start .. end of the lines of a part. */
@@ -208,11 +208,19 @@ INLINE void put_row(float *to, const float *before, const float *restrict tile, 
     for (int64_t c = 0; rounded_to && c < width; c++) rounded_to[c] = rounded(to[c]);
 }
 
+/* Where the sums of a row begin, widened into `room` if need be; NULL: at 0. */
+INLINE const float *beginning(const Product *p, int64_t row, int64_t column, int64_t width, float *room) {
+    const int64_t at = row * p->added_stride + column;
+    if (!p->added || !p->half_added) return p->added ? (const float *)p->added + at : NULL;
+    for (int64_t c = 0; c < width; c++) room[c] = number_at(p->added, at + c, 1);
+    return room;
+}
+
 INLINE void put_tile(const Product *p, const float *tile, int64_t row, int64_t column, int64_t width, int is_first,
                      int is_last) {
     for (int64_t r = row; r < smaller(row + ROWS, p->rows); r++, tile += TILE) {
-        float whole[TILE], *to = p->sums ? p->sums + r * p->columns + column : whole;
-        const float *before = !is_first ? to : p->added ? p->added + r * p->added_stride + column : NULL;
+        float whole[TILE], room[TILE], *to = p->sums ? p->sums + r * p->columns + column : whole;
+        const float *before = is_first ? beginning(p, r, column, width, room) : to;
         put_row(to, before, tile, width, p->out && is_last ? p->out + r * p->columns + column : NULL);
     }
 }
