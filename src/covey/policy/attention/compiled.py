@@ -1,4 +1,4 @@
-"""Attention over packed streams in C (attention.c), in float32 on a CPU.
+"""Attention over packed streams in C (attention.c), on a CPU.
 
 Branches share the keys of their prefix without a copy. For the backward pass, outputs and one number per query are
 kept. Results are the same for any number of threads, and for a segment beside any others in the stream.
@@ -65,23 +65,22 @@ class CompiledLayout:
         given = (query_BHTD, key_BKTD, value_BKTD)
         assert {tensor.dtype for tensor in given} <= set(SUPPORT["attention"].dtypes), "chosen for other types"
         assert rule.is_plain, "chosen for plain attention"
-        out: Tensor = _Attention.apply(*(tensor.float() for tensor in given), self, rule)
-        return out.to(value_BKTD.dtype)
+        out: Tensor = _Attention.apply(*given, self, rule)
+        return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: CompiledLayout, rule: Rule) -> Tensor:
         query, key, value = with_dense_heads(query, key, value)
-        out = _heads_like(query)
-        log_sum_HT = query.new_empty(query.shape[1], query.shape[2])
+        (out, rounded), log_sum_HT = _sums_like(query, value.dtype), torch.empty(query.shape[1:3], dtype=torch.float32)
         call = _call(layout.forward, layout.branch_T, rule, query, key)
         call.query, call.key, call.value, call.out = map(_make_strided, (query, key, value, out))
-        call.log_sum = log_sum_HT.data_ptr()
+        call.log_sum, call.out_rounded = log_sum_HT.data_ptr(), _make_strided(rounded)
         library(SOURCE).covey_attention(ctypes.byref(call))
         ctx.save_for_backward(query, key, value, out, log_sum_HT)
         ctx.layout, ctx.rule = layout, rule
-        return out
+        return out if rounded is None else rounded
 
     @staticmethod
     @once_differentiable
@@ -89,16 +88,18 @@ class _Attention(torch.autograd.Function):
         query, key, value, out, log_sum_HT = ctx.saved_tensors
         (out_gradient,) = with_dense_heads(out_gradient)
         chunks: Chunks = ctx.layout.backward
-        gradients = [_heads_like(tensor) for tensor in (query, key, value)]
+        given = [_sums_like(tensor, tensor.dtype) for tensor in (query, key, value)]
+        sums, rounded = zip(*given, strict=True)
         product_HT = torch.empty_like(log_sum_HT)
-        partial = query.new_empty(key.shape[1], 2, chunks.partial_tokens, key.shape[3])
+        partial = log_sum_HT.new_empty(key.shape[1], 2, chunks.partial_tokens, key.shape[3])
         call = _call(chunks, ctx.layout.branch_T, ctx.rule, query, key)
         call.query, call.key, call.value, call.out = map(_make_strided, (query, key, value, out))
         call.out_gradient = _make_strided(out_gradient)
-        call.query_gradient, call.key_gradient, call.value_gradient = map(_make_strided, gradients)
+        call.query_gradient, call.key_gradient, call.value_gradient = map(_make_strided, sums)
+        call.query_rounded, call.key_rounded, call.value_rounded = map(_make_strided, rounded)
         call.log_sum, call.product, call.partial = log_sum_HT.data_ptr(), product_HT.data_ptr(), partial.data_ptr()
         library(SOURCE).covey_attention_backward(ctypes.byref(call))
-        return *gradients, None, None
+        return *(own if near is None else near for own, near in given), None, None
 
 
 def compiled_layout(segments: Sequence[StreamSegment], device: torch.device) -> CompiledLayout | PackedLayout:
@@ -192,11 +193,17 @@ def _call(chunks: Chunks, branch_T: Tensor, rule: Rule, query: Tensor, key: Tens
     )
 
 
-def _make_strided(tensor: Tensor) -> Strided:
-    return Strided(tensor.data_ptr(), tensor.stride(1), tensor.stride(2))
+def _make_strided(tensor: Tensor | None) -> Strided:
+    if tensor is None:
+        return Strided()
+    return Strided(tensor.data_ptr(), tensor.stride(1), tensor.stride(2), tensor.dtype == torch.bfloat16)
 
 
-def _heads_like(tensor: Tensor) -> Tensor:
-    """Return an empty tensor of this shape with each token's heads adjacent."""
+def _sums_like(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return empty float32 sums of this shape, each token's heads adjacent, and where they are rounded to."""
     batch, heads, tokens, width = tensor.shape
-    return tensor.new_empty(batch, tokens, heads, width).transpose(1, 2)
+    sums, *rounded = (
+        tensor.new_empty(batch, tokens, heads, width, dtype=kind).transpose(1, 2)
+        for kind in dict.fromkeys((torch.float32, dtype))
+    )
+    return sums, rounded[0] if rounded else None

@@ -1,5 +1,6 @@
-/* Attention of the training pass over a packed stream, forward and backward, float32. compiled.py calls the
-   two functions at the end and mirrors struct Attention.
+/* Attention of the training pass over a packed stream, forward and backward, of float32 or bfloat16: this is widened
+   where it is read, and what comes out is rounded once. compiled.py calls the two functions at the end and mirrors
+   struct Attention.
 
    Scores live for a tile of queries and keys only (arXiv 2205.14135, 2307.08691): of the forward pass the outputs
    and each query's logarithm of its sum of exponentials stay, from which the backward pass makes the weights anew. A
@@ -24,13 +25,15 @@
 static const float ALL[ROWS] = {[0 ... ROWS - 1] = 1.0f}; /* keep as it is */
 
 typedef struct {
-    float *at;
+    void *at;
     int64_t head, token; /* strides */
+    int64_t half;        /* bfloat16 */
 } Heads;
 
 typedef struct {
-    Heads query, key, value, out;                       /* heads x tokens x width */
+    Heads query, key, value, out;                       /* heads x tokens x width; what is computed is float */
     Heads out_gradient, query_gradient, key_gradient, value_gradient;
+    Heads out_rounded, query_rounded, key_rounded, value_rounded; /* the same, where bfloat16 is asked for, or NULL */
     float *log_sum;                                     /* heads x tokens, to the base 2 */
     float *product;                                     /* heads x tokens, room for the backward pass */
     float *partial;                                     /* key heads x 2 x partial_tokens x width, room as well */
@@ -91,13 +94,30 @@ INLINE void with_keys(float *to, const float *rows, const float *columns, int64_
 
 /* ---------------------------------------------------------------------------------------------------- tiles */
 
-INLINE float *row_of(const Heads *heads, int64_t head, int64_t token) {
-    return heads->at + head * heads->head + token * heads->token;
+INLINE int64_t place_of(const Heads *heads, int64_t head, int64_t token) {
+    return head * heads->head + token * heads->token;
+}
+
+INLINE float *row_of(const Heads *floats, int64_t head, int64_t token) {
+    return (float *)floats->at + place_of(floats, head, token);
+}
+
+INLINE lanes part_of(const Heads *heads, int64_t head, int64_t token, int64_t d) {
+    return load_at(heads->at, place_of(heads, head, token) + d, (int)heads->half);
+}
+
+INLINE void round_row(const Heads *to, const Heads *sums, int64_t head, int64_t token, int64_t width) {
+    for (int64_t d = 0; to->at && d < width; d += LANES) {
+        const words near = rounded_lanes(load(row_of(sums, head, token) + d)) >> 16;
+        const halves value = __builtin_convertvector(near, halves);
+        memcpy((uint16_t *)to->at + place_of(to, head, token) + d, &value, sizeof value);
+    }
 }
 
 /* Rows of a head one after the other, and zeros up to a multiple of ROWS. */
 INLINE void gather(float *to, const Heads *heads, int64_t head, int64_t first, int64_t count, int64_t width) {
-    for (int64_t i = 0; i < count; i++) memcpy(to + i * width, row_of(heads, head, first + i), 4 * width);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t d = 0; d < width; d += LANES) store(to + i * width + d, part_of(heads, head, first + i, d));
     memset(to + count * width, 0, ROWS * 4 * width);
 }
 
@@ -109,7 +129,7 @@ INLINE void gather_columns(float *to, const Heads *heads, int64_t head, int64_t 
             lanes block[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                block[i] = key + i < count ? load(row_of(heads, head, first + key + i) + d) * factor : (lanes){0};
+                block[i] = key + i < count ? part_of(heads, head, first + key + i, d) * factor : (lanes){0};
             transpose(block);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) store(to + (d + i) * TILE + key, block[i]);
@@ -228,6 +248,7 @@ INLINE void attend(const Attention *t, Chunk chunk, int64_t head, int64_t width)
         const float sum = sum_of(f.sum[i]);
         float *out = row_of(&t->out, head, chunk.first + i);
         for (int64_t d = 0; d < width; d += LANES) store(out + d, load(f.out + i * width + d) * (1.0f / sum));
+        round_row(&t->out_rounded, &t->out, head, chunk.first + i, width);
         t->log_sum[head * t->num_tokens + chunk.first + i] = f.most[i] + log2f(sum);
     }
 }
@@ -308,9 +329,9 @@ INLINE void exchange_all(const Attention *t, Backward *b, int64_t key_head, int6
 /* Gradients of a chunk's queries begin at 0; products of outputs and their gradients are scaled as the values are. */
 INLINE void prepare(const Attention *t, Chunk chunk, int64_t head, int64_t width) {
     for (int64_t token = chunk.first; token < chunk.first + chunk.length; token++) {
-        const float *out = row_of(&t->out, head, token), *gradient = row_of(&t->out_gradient, head, token);
         lanes sum = {0};
-        for (int64_t d = 0; d < width; d += LANES) sum += load(out + d) * load(gradient + d);
+        for (int64_t d = 0; d < width; d += LANES)
+            sum += load(row_of(&t->out, head, token) + d) * part_of(&t->out_gradient, head, token, d);
         t->product[head * t->num_tokens + token] = sum_of(sum) * t->scaling;
         memset(row_of(&t->query_gradient, head, token), 0, 4 * width);
     }
@@ -346,6 +367,9 @@ INLINE void give_back(const Attention *t, Chunk chunk, int64_t key_head, int64_t
             }
         }
     }
+    for (int64_t head = key_head * t->queries_per_key; head < (key_head + 1) * t->queries_per_key; head++)
+        for (int64_t token = chunk.first; token < end; token++)
+            round_row(&t->query_rounded, &t->query_gradient, head, token, width);
 }
 
 /* Add up what the chunks have for a slice of the keys of their prefixes, chunk after chunk. */
@@ -388,5 +412,11 @@ void covey_attention_backward(const Attention *t) {
         }
 #pragma omp for
         for (int64_t task = 0; task < num_key_heads * SLICES; task++) add_partials(t, task / SLICES, task % SLICES);
+#pragma omp for
+        for (int64_t token = 0; token < t->num_tokens; token++)
+            for (int64_t head = 0; head < num_key_heads; head++) {
+                round_row(&t->key_rounded, &t->key_gradient, head, token, t->width);
+                round_row(&t->value_rounded, &t->value_gradient, head, token, t->width);
+            }
     }
 }
