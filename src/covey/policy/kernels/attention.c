@@ -20,6 +20,7 @@
 #define SLICES 8  /* into which the sums over a prefix are shared out */
 #define PADDED (TILE + ROWS) /* the last rows may go beyond a tile */
 #define NOTHING -3e38f       /* the score of a key that isn't seen: its exponential is 0 */
+#define AHEAD 12             /* tokens that are fetched before they are read */
 #define ALIGNED __attribute__((aligned(4 * LANES)))
 
 static const float ALL[ROWS] = {[0 ... ROWS - 1] = 1.0f}; /* keep as it is */
@@ -102,13 +103,18 @@ INLINE float *row_of(const Heads *floats, int64_t head, int64_t token) {
     return (float *)floats->at + place_of(floats, head, token);
 }
 
+/* Begin to read a token AHEAD of one. */
+INLINE void fetch_row(const Heads *heads, int64_t head, int64_t token, int64_t width) {
+    fetch(heads->at, place_of(heads, head, token + AHEAD), width, (int)heads->half);
+}
+
 INLINE lanes part_of(const Heads *heads, int64_t head, int64_t token, int64_t d) {
     return load_at(heads->at, place_of(heads, head, token) + d, (int)heads->half);
 }
 
-INLINE void round_row(const Heads *to, const Heads *sums, int64_t head, int64_t token, int64_t width) {
+INLINE void round_row(const Heads *to, const float *sums, int64_t head, int64_t token, int64_t width) {
     for (int64_t d = 0; to->at && d < width; d += LANES) {
-        const words near = rounded_lanes(load(row_of(sums, head, token) + d)) >> 16;
+        const words near = rounded_lanes(load(sums + d)) >> 16;
         const halves value = __builtin_convertvector(near, halves);
         memcpy((uint16_t *)to->at + place_of(to, head, token) + d, &value, sizeof value);
     }
@@ -116,8 +122,10 @@ INLINE void round_row(const Heads *to, const Heads *sums, int64_t head, int64_t 
 
 /* Rows of a head one after the other, and zeros up to a multiple of ROWS. */
 INLINE void gather(float *to, const Heads *heads, int64_t head, int64_t first, int64_t count, int64_t width) {
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
+        fetch_row(heads, head, first + i, width);
         for (int64_t d = 0; d < width; d += LANES) store(to + i * width + d, part_of(heads, head, first + i, d));
+    }
     memset(to + count * width, 0, ROWS * 4 * width);
 }
 
@@ -246,9 +254,11 @@ INLINE void attend(const Attention *t, Chunk chunk, int64_t head, int64_t width)
     }
     for (int64_t i = 0; i < chunk.length; i++) {
         const float sum = sum_of(f.sum[i]);
-        float *out = row_of(&t->out, head, chunk.first + i);
-        for (int64_t d = 0; d < width; d += LANES) store(out + d, load(f.out + i * width + d) * (1.0f / sum));
-        round_row(&t->out_rounded, &t->out, head, chunk.first + i, width);
+        float *out = f.out + i * width;
+        fetch_row(&t->out, head, chunk.first + i, width);
+        for (int64_t d = 0; d < width; d += LANES) store(out + d, load(out + d) * (1.0f / sum));
+        memcpy(row_of(&t->out, head, chunk.first + i), out, 4 * width);
+        round_row(&t->out_rounded, out, head, chunk.first + i, width);
         t->log_sum[head * t->num_tokens + chunk.first + i] = f.most[i] + log2f(sum);
     }
 }
@@ -329,6 +339,8 @@ INLINE void exchange_all(const Attention *t, Backward *b, int64_t key_head, int6
 /* Gradients of a chunk's queries begin at 0; products of outputs and their gradients are scaled as the values are. */
 INLINE void prepare(const Attention *t, Chunk chunk, int64_t head, int64_t width) {
     for (int64_t token = chunk.first; token < chunk.first + chunk.length; token++) {
+        fetch_row(&t->out, head, token, width);
+        fetch_row(&t->out_gradient, head, token, width);
         lanes sum = {0};
         for (int64_t d = 0; d < width; d += LANES)
             sum += load(row_of(&t->out, head, token) + d) * part_of(&t->out_gradient, head, token, d);
@@ -369,7 +381,7 @@ INLINE void give_back(const Attention *t, Chunk chunk, int64_t key_head, int64_t
     }
     for (int64_t head = key_head * t->queries_per_key; head < (key_head + 1) * t->queries_per_key; head++)
         for (int64_t token = chunk.first; token < end; token++)
-            round_row(&t->query_rounded, &t->query_gradient, head, token, width);
+            round_row(&t->query_rounded, row_of(&t->query_gradient, head, token), head, token, width);
 }
 
 /* Add up what the chunks have for a slice of the keys of their prefixes, chunk after chunk. */
@@ -415,8 +427,8 @@ void covey_attention_backward(const Attention *t) {
 #pragma omp for
         for (int64_t token = 0; token < t->num_tokens; token++)
             for (int64_t head = 0; head < num_key_heads; head++) {
-                round_row(&t->key_rounded, &t->key_gradient, head, token, t->width);
-                round_row(&t->value_rounded, &t->value_gradient, head, token, t->width);
+                round_row(&t->key_rounded, row_of(&t->key_gradient, head, token), head, token, t->width);
+                round_row(&t->value_rounded, row_of(&t->value_gradient, head, token), head, token, t->width);
             }
     }
 }
