@@ -1,7 +1,9 @@
 """Drafts change how many passes sampling takes, and no bit of what is sampled."""
 
 import asyncio
+import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +12,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from covey.engine.base import EngineStats
-from covey.engine.drafts.contexts import SHARED, Contexts, Memory
-from covey.engine.drafts.drafter import Drafter, Pace, accept
+from covey.engine.drafts.contexts import SHARED, SOURCE, Contexts, Memory
+from covey.engine.drafts.drafter import Drafter, accept
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.native.panels import has_half
-from covey.engine.native.rows import SamplingRequest
+from covey.engine.native.rows import DecodeRow, RowDraws, SamplingRequest
+from covey.policy.kernels.compiler import library
 from covey.policy.policy import Policy
 from covey.policy.sampling import random_uniform, row_key, uniform
 from covey.types import Completion, Sampling
@@ -134,28 +137,37 @@ def test_a_model_that_the_processor_holds_is_drafted_only_on_demand() -> None:
 def test_a_draft_counts_up_to_its_first_wrong_token() -> None:
     drafts = [[4, 5, 6], [], [1, 2]]
     drawn = [4.0, 5.0, 9.0, 3.0, 8.0, 1.0, 2.0, 7.0]
-    assert [list(places) for places in accept(drafts, drawn)] == [[0, 1, 2], [4], [5, 6, 7]]
+    assert accept(drafts, drawn) == [0, 1, 2, 4, 5, 6, 7]
+
+
+def guess(known: Contexts, context: Sequence[int], number: float, beside: Contexts | None = None) -> tuple[int, float]:
+    """Return the token that is guessed where the draw has this number, -1 for none, and its chance."""
+    given, chance = (ctypes.c_int32 * len(context))(*context), ctypes.c_float()
+    end = ctypes.c_void_p(ctypes.addressof(given) + 4 * len(context))
+    texts = [None if each is None else ctypes.byref(each.call) for each in (known, beside)]
+    found = library(SOURCE).covey_guess(*texts, end, ctypes.byref(ctypes.c_double(number)), ctypes.byref(chance))
+    return found, chance.value
 
 
 def test_the_token_is_guessed_on_which_the_next_number_falls_after_the_longest_context() -> None:
     known = Contexts()
     text = [1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 9, 4, 8]
     known.add(text, [math.log(0.6 if token_id == 6 else 0.3) for token_id in text[1:]], 1)
-    assert [(known.guess([1, 2, 3, 4], number) or (0, 0.0))[0] for number in (0.1, 0.2, 0.5, 0.8)] == [5, 5, 6, 6]
-    sure, unsure = (known.guess([1, 2, 3, 4], number) or (0, 0.0) for number in (0.6, 0.31))
+    assert [guess(known, [1, 2, 3, 4], number)[0] for number in (0.1, 0.2, 0.5, 0.8)] == [5, 5, 6, 6]
+    sure, unsure = (guess(known, [1, 2, 3, 4], number) for number in (0.6, 0.31))
     assert 0.6 < sure[1] < 1.0
     assert unsure[1] < 0.6
-    assert (known.guess([7, 7, 7, 9], 0.2) or (0, 0.0))[0] == 4
-    assert known.guess([0, 0, 0, 0], 0.2) is None
+    assert guess(known, [7, 7, 7, 9], 0.2)[0] == 4
+    assert guess(known, [0, 0, 0, 0], 0.2) == (-1, 0.0)
 
 
 def test_texts_of_other_prompts_are_asked_too() -> None:
     memory = Memory()
     memory.keep((1, 2), [11, 12, 13], [0.0, 0.0, 0.0])
-    assert memory.contexts((3, 4)).guess([11, 12], 0.5) == (13, pytest.approx(1.0))
+    assert guess(memory.contexts((3, 4)), [0, 0, 11, 12], 0.5, memory.shared) == (13, pytest.approx(1.0))
     memory.keep((1, 2), [20] * SHARED, [0.0] * SHARED)
     memory.keep((1, 2), [21], [0.0])
-    assert memory.contexts((3, 4)).guess([11, 12], 0.5) is None
+    assert guess(memory.contexts((3, 4)), [0, 0, 11, 12], 0.5, memory.shared)[0] == -1
 
 
 def test_the_number_of_a_draw_is_known_before() -> None:
@@ -167,47 +179,74 @@ def test_completions_of_prompts_unused_for_longest_are_forgotten() -> None:
     memory = Memory(most=6)
     for prompt_ids, text in (((1, 2), [11, 12, 13]), ((3, 4), [21, 22]), ((1, 2), [14]), ((5, 6), [31])):
         memory.keep(prompt_ids, text, [0.0] * len(text))
-    memory._shared.clear()
-    assert memory.contexts((3, 4)).guess([4], 0.5) is None
-    assert (memory.contexts((1, 2)).guess([2], 0.3) or (0, 0.0))[0] == 11
-    assert (memory.contexts((5, 6)).guess([6], 0.5) or (0, 0.0))[0] == 31
+    assert guess(memory.contexts((3, 4)), [0, 0, 0, 4], 0.5)[0] == -1
+    assert guess(memory.contexts((1, 2)), [0, 0, 0, 2], 0.3)[0] == 11
+    assert guess(memory.contexts((5, 6)), [0, 0, 0, 6], 0.5)[0] == 31
 
 
-def paced(seconds: dict[int, float]) -> Pace:
-    pace = Pace()
+def row_of(token_ids: Sequence[int], max_tokens: int = 40, stop_ids: frozenset[int] = frozenset()) -> DecodeRow:
+    """Return a row that has written something, for which every token is as sure as can be."""
+    request = SamplingRequest((1, 2, 3), 1, Sampling(max_tokens=max_tokens), stop_ids, lambda _: "", 0)
+    row = request.row(0)
+    for token_id in token_ids:
+        row.take(token_id, 0.0)
+    return row
+
+
+def fed(drafter: Drafter, rows: Sequence[DecodeRow], most: int = 16) -> list[list[int]]:
+    """Return what is fed in the next pass."""
+    return drafter.begin(rows, RowDraws.of(rows), most).look()
+
+
+def paced(seconds: dict[int, float]) -> Drafter:
+    """Return a drafter that has measured passes of these sizes."""
+    drafter = Drafter()
     for num_fed, each in seconds.items():
-        pace.note(num_fed, each)
-    return pace
+        note(drafter, num_fed, each)
+    return drafter
+
+
+def note(drafter: Drafter, num_fed: int, seconds: float) -> None:
+    given = ctypes.c_int64(num_fed), ctypes.c_float(seconds)
+    library(SOURCE).covey_note_pass(ctypes.byref(drafter._paces[0]), *given)
 
 
 def test_drafts_are_fed_where_a_longer_pass_costs_less_than_it_brings() -> None:
-    flat, steep = paced({4: 0.010, 16: 0.0101}), paced({4: 0.010, 16: 0.040})
-    chances = [0.9, 0.8, 0.6, 0.5, 0.3, 0.2]
-    assert flat.best(4, chances) == 6
-    assert steep.best(4, chances) == 0
-    assert paced({}).best(4, chances) == 0
-    assert flat.best(4, []) == 0
+    rows = [row_of([4, 5, 6, 4, 5, 6, 4 + (n > 0)][: 6 + n]) for n in range(2)]
+    flat, steep = paced({2: 0.010, 16: 0.0101}), paced({2: 0.010, 3: 0.015, 16: 0.080})
+    assert sum(map(len, fed(flat, rows))) > 6
+    assert fed(steep, rows) == [[6], [5]]
+    assert fed(paced({}), rows) == [[6], [5]]
+
+
+def test_positions_fill_a_block_and_begin_no_other() -> None:
+    rows = [row_of([4, 5, 6, 4, 5, 6]) for _ in range(4)]
+    found = fed(paced({4: 0.010, 5: 0.012, 8: 0.0121, 9: 0.020, 16: 0.040}), rows)
+    assert sum(map(len, found)) == 8
 
 
 def test_what_was_slow_once_is_tried_again() -> None:
-    pace = paced({8: 0.1, 1: 0.010})
-    assert pace.best(1, [0.9] * 7) == 0
-    for _ in range(1000):
-        pace.note(1, 0.010)
-    assert pace.best(1, [0.9] * 7) == 7
+    row, drafter = row_of([4, 5, 6, 4, 5, 6]), paced({2: 0.1, 1: 0.010})
+    assert fed(drafter, [row]) == [[6]]
+    for _ in range(2000):
+        note(drafter, 1, 0.010)
+    assert len(fed(drafter, [row])[0]) > 2
 
 
 def test_no_draft_reaches_beyond_the_end_or_a_stop_token() -> None:
-    request = SamplingRequest((1, 2, 3), 1, Sampling(max_tokens=5), frozenset({8}), lambda _: "", 0)
-    row = request.row(0)
     drafter = Drafter(always=True)
-    for token_id in (2, 3, 2):
-        row.take(token_id, -0.5)
-    assert drafter.draft([row], 8) == [[3]]
-    assert drafter.draft([row], 1) == [[]]
-    request.contexts = Contexts()
-    request.contexts.add([3, 2, 3, 2, 8], [0.0], 4)
-    assert drafter.draft([row], 8) == [[]]
+    assert fed(drafter, [row_of([2, 3, 2], 5)], 8) == [[2, 3]]
+    assert fed(drafter, [row_of([2, 3, 2], 5)], 1) == [[2]]
+    assert fed(drafter, [row_of([4, 8, 4], 40, frozenset({8}))], 8) == [[4]]
+
+
+def test_what_is_drawn_stands_up_to_the_first_wrong_draft_or_the_end() -> None:
+    rows = [row_of([4, 5, 6, 4, 5, 6]), row_of([4, 5, 6, 4, 5, 6], stop_ids=frozenset({9})), row_of([3], 2)]
+    drafted = Drafter(always=True).begin(rows, RowDraws.of(rows), 4)
+    assert drafted.look() == [[6, 4, 5, 6], [6, 4, 5, 6], [3]]
+    drafted.judge([4, 5, 7, 4, 4, 9, 6, 4, 8], [-0.5] * 9)
+    assert drafted.tokens() == ([rows[0]] * 3 + [rows[1]] * 2 + [rows[2]], [4, 5, 7, 4, 9, 8], [-0.5] * 6)
+    assert drafted.call.is_over
 
 
 def test_statistics_of_two_times_are_one() -> None:

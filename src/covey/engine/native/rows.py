@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from covey.engine.base import Begun
 from covey.engine.drafts.contexts import Contexts
 from covey.engine.native.stops import Decode, StopText
@@ -214,3 +217,27 @@ class DecodeRow:
         if not self.sampling.stop:
             return None
         return StopText(self.sampling.stop, self.request.decode, self.request.quiet)
+
+
+NOBODY = -1
+"""Stands for a stop token where a row has fewer than others; never drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowDraws:
+    """Numbers of rows' draws. Shapes: R rows, K stop tokens."""
+
+    key_R: Tensor
+    temperature_R: Tensor
+    stop_RK: Tensor
+    is_plain: bool
+    """Whether C can draw them: none is greedy or filtered."""
+
+    @staticmethod
+    def of(rows: Sequence[DecodeRow]) -> "RowDraws":
+        most = max(len(row.request.stop_ids) for row in rows)
+        stops = [sorted(row.request.stop_ids) + [NOBODY] * (most - len(row.request.stop_ids)) for row in rows]
+        temperatures = [row.sampling.temperature for row in rows]
+        is_plain = all(temperatures) and not any(row.sampling.filters for row in rows)
+        keys = [row.key for row in rows]
+        return RowDraws(torch.tensor(keys), torch.tensor(temperatures), torch.tensor(stops), is_plain)

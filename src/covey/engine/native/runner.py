@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.engine.drafts.drafter import Drafter, Drawn, accept
+from covey.engine.drafts.drafter import MOST, MOST_ROWS, Drafter, Drawn, accept
 from covey.engine.lockstep.reader import state_shape
 from covey.engine.native import compiled
 from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
 from covey.engine.native.compiled import CompiledDecodeLayout, CompiledPrefillLayout
 from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, PrefillLayout, ProbeLayout
-from covey.engine.native.rows import DecodeRow, SamplingRequest
+from covey.engine.native.rows import DecodeRow, RowDraws, SamplingRequest
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
-from covey.engine.native.steps import DecodeSteps, RowDraws
+from covey.engine.native.steps import DecodeSteps
 from covey.policy import sampling
 from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.policy import Policy, inference, to_device
@@ -35,13 +35,10 @@ class Draws:
     key_R: Tensor
     parts: list[tuple[Distribution, Tensor | None]]
 
-    in_c: RowDraws | None
-    """The same for steps in one call of C, if that can draw them."""
-
     @staticmethod
-    def of(rows: Sequence[DecodeRow], device: torch.device, in_c: bool = False) -> "Draws":
+    def of(rows: Sequence[DecodeRow], device: torch.device) -> "Draws":
         key_R = to_device([row.key for row in rows], device)
-        return Draws(key_R, partition((row.sampling for row in rows), device), RowDraws.of(rows) if in_c else None)
+        return Draws(key_R, partition((row.sampling for row in rows), device))
 
 
 Sampled = tuple[list[int], list[float]]
@@ -77,8 +74,8 @@ class Runner:
         """Tokens that were read so far, other than by decoding or `encode_again`."""
         self._held: dict[SamplingRequest, Tensor] = {}
         """Requests that wait to start more rows, and the logits these begin with."""
-        self._grid: Grid | None = None
-        self._draws: Draws | None = None
+        self._composed: tuple[Grid, Draws, RowDraws | None] | None = None
+        """Tensors that change only with the rows or groups; the last for draws in C."""
         self._changes_seen = -1
 
     def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
@@ -113,59 +110,65 @@ class Runner:
         if self._keeps_bits and any(row.known for row in rows):
             known = [row.known_next(max(1, MOST_KNOWN // len(rows))) for row in rows]
             if any(known):
-                return self._verify(scheduler, known)
-        if self._drafter is None:
-            return self._decode_plain(scheduler, most, seconds)
-        drafts = self._drafter.draft(rows, most)
-        started = time.perf_counter()
-        if any(drafts):
-            drawn = self._verify(scheduler, drafts)
-        else:
-            drawn = self._decode_plain(scheduler, min(most, self._drafter.plain_steps), seconds)
-        self._drafter.note(rows, sum(map(len, drafts)), drawn, time.perf_counter() - started)
-        return drawn
+                return self._draw_known(scheduler, known)
+        if self._drafter is not None and most > 1 and len(rows) <= MOST_ROWS:
+            return self._decode_drafted(scheduler, self._drafter, most, seconds)
+        return self._decode_plain(scheduler, most, seconds)
 
     def _decode_plain(self, scheduler: Scheduler, most: int, seconds: float) -> Drawn:
         """Feed every row its newest token; draw one, or several in C."""
-        rows, device, started = scheduler.rows, self._policy.device, time.perf_counter()
+        rows, started = scheduler.rows, time.perf_counter()
         left = min(row.sampling.max_tokens - len(row.token_ids) for row in rows)
-        grid, draws = self._composition(scheduler)
-        num_steps = max(1, min(most, left, int(seconds / self._step_seconds))) if draws.in_c else 1
+        _, draws, in_c = self._compose(scheduler)
+        num_steps = max(1, min(most, left, int(seconds / self._step_seconds))) if in_c else 1
         self.cache.fit(_need(scheduler, [range(num_steps - 1)] * len(rows)))
-        lengths = [row.num_own for row in rows]
-        newest_R, length_R, turn_R = to_device(
-            [[row.token_ids[-1] for row in rows], lengths, [len(row.token_ids) for row in rows]], device
-        )
-        layout = self._decode_layout(self.cache, grid, length_R, min(lengths), max(lengths))
-        if self._steps is not None and draws.in_c is not None and isinstance(layout, CompiledDecodeLayout):
-            found = self._steps.run(draws.in_c, layout, newest_R, turn_R, num_steps)
+        turns = [[row.token_ids[-1] for row in rows], [len(row.token_ids) for row in rows]]
+        newest_R, turn_R = to_device(turns, self._policy.device)
+        layout = self._layout(scheduler)
+        if in_c is not None and self._steps is not None and isinstance(layout, CompiledDecodeLayout):
+            found = self._steps.run(in_c, layout, newest_R, turn_R, num_steps)
             self._step_seconds = (time.perf_counter() - started) / len(found[0])
             token_ids, logprobs = (each.flatten().tolist() for each in found)
             return [*rows] * len(found[0]), *on_host(token_ids, logprobs)
-        every_R = torch.arange(len(rows), device=device)
+        every_R = torch.arange(len(rows), device=self._policy.device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
         return rows, *self._draw(logits_RV, draws, turn_R)
 
-    def _verify(self, scheduler: Scheduler, drafts: Sequence[Sequence[int]]) -> Drawn:
-        """Feed newest tokens and drafts; draw after each as if fed alone."""
-        rows = scheduler.rows
-        self.cache.fit(_need(scheduler, drafts))
-        fed = [[row.token_ids[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
-        layout, input_F = self._several(scheduler.rows, 0, [row.num_own - 1 for row in rows], fed)
-        index = [slot for slot, token_ids in enumerate(fed) for _ in token_ids]
-        turns = [len(row.token_ids) + place for row, ids in zip(rows, fed, strict=True) for place in range(len(ids))]
-        turn_F, index_F = to_device([turns, index], self._policy.device)
-        _, draws = self._composition(scheduler)
-        if self._steps is not None and draws.in_c is not None:
-            found = self._steps.run(draws.in_c.at(index_F), layout, input_F, turn_F, 1)
-            token_ids, logprobs = (each[0].tolist() for each in found)
+    def _decode_drafted(self, scheduler: Scheduler, drafter: Drafter, most: int, seconds: float) -> Drawn:
+        """Feed every row its newest token and drafts."""
+        rows, started = scheduler.rows, time.perf_counter()
+        _, _, in_c = self._compose(scheduler)
+        num_steps = max(1, min(most, int(seconds / self._step_seconds))) if in_c else 1
+        reach = max(1 + MOST, num_steps * max(1, min(4, 32 // len(rows))))
+        drafted = drafter.begin(rows, in_c or RowDraws.of(rows), reach)
+        self.cache.fit(_need(scheduler, [range(number - 1) for number in drafted.tensors["left"].tolist()]))
+        layout = self._layout(scheduler)
+        if in_c is not None and self._steps is not None and isinstance(layout, CompiledDecodeLayout):
+            done = self._steps.run_drafted(drafted, layout, num_steps)
+            self._step_seconds = (time.perf_counter() - started) / done
         else:
-            logits_FV = self._policy.logits(input_F[None], layout.position_R[None], layout, torch.arange(len(index)))
-            holders = Draws.of([rows[slot] for slot in index], self._policy.device)
-            token_ids, logprobs = self._draw_any(logits_FV, holders, turn_F)
-        stands = [place for places in accept(drafts, token_ids) for place in places]
+            drafted.judge(*self._verify(scheduler, drafted.look()))
+        drawn_rows, token_ids, logprobs = drafted.tokens()
+        return drawn_rows, *on_host(token_ids, logprobs)
+
+    def _draw_known(self, scheduler: Scheduler, known: Sequence[Sequence[int]]) -> Drawn:
+        """Feed newest tokens and what a former process sampled behind them."""
+        self.cache.fit(_need(scheduler, known))
+        fed = [[row.token_ids[-1], *own] for row, own in zip(scheduler.rows, known, strict=True)]
+        token_ids, logprobs = self._verify(scheduler, fed)
+        rows = [row for row, own in zip(scheduler.rows, fed, strict=True) for _ in own]
+        stands = accept(known, token_ids)
         sampled = on_host([token_ids[place] for place in stands], [logprobs[place] for place in stands])
-        return [rows[index[place]] for place in stands], *sampled
+        return [rows[place] for place in stands], *sampled
+
+    def _verify(self, scheduler: Scheduler, fed: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+        """Feed several tokens a row; draw after each as if fed alone."""
+        rows = scheduler.rows
+        layout, input_F = self._several(rows, 0, [row.num_own - 1 for row in rows], fed)
+        of_position = [row for row, own in zip(rows, fed, strict=True) for _ in own]
+        turns = [len(row.token_ids) + place for row, ids in zip(rows, fed, strict=True) for place in range(len(ids))]
+        logits_FV = self._policy.logits(input_F[None], layout.position_R[None], layout, torch.arange(len(turns)))
+        return self._draw_any(logits_FV, Draws.of(of_position, self._policy.device), torch.tensor(turns))
 
     def _several(
         self, rows: Sequence[DecodeRow], first: int, starts: Sequence[int], fed: Sequence[Sequence[int]]
@@ -315,15 +318,23 @@ class Runner:
         token_ids, logprobs = torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist()
         return token_ids, logprobs
 
-    def _composition(self, scheduler: Scheduler) -> tuple[Grid, Draws]:
+    def _compose(self, scheduler: Scheduler) -> tuple[Grid, Draws, RowDraws | None]:
         """Return the tensors that change only with the rows or groups."""
-        if self._grid is None or self._draws is None or self._changes_seen != scheduler.changes:
+        if self._composed is None or self._changes_seen != scheduler.changes:
             rows, device = scheduler.rows, self._policy.device
             prompt_lengths = [len(request.prompt_ids) for request in scheduler.groups]
-            self._grid = Grid.of([row.request.slot for row in rows], prompt_lengths, device)
-            self._draws = Draws.of(rows, device, self._steps is not None)
+            grid = Grid.of([row.request.slot for row in rows], prompt_lengths, device)
+            in_c = RowDraws.of(rows) if self._steps is not None else None
+            self._composed = grid, Draws.of(rows, device), in_c if in_c and in_c.is_plain else None
             self._changes_seen = scheduler.changes
-        return self._grid, self._draws
+        return self._composed
+
+    def _layout(self, scheduler: Scheduler) -> DecodeLayout | CompiledDecodeLayout:
+        """Return the layout of rows' newest tokens."""
+        lengths = [row.num_own for row in scheduler.rows]
+        grid, _, _ = self._compose(scheduler)
+        length_R = to_device(lengths, self._policy.device)
+        return self._decode_layout(self.cache, grid, length_R, min(lengths), max(lengths))
 
 
 def encode(
@@ -335,7 +346,7 @@ def encode(
     return policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
 
-def on_host(token_ids: list[float], logprobs: list[float]) -> Sampled:
+def on_host(token_ids: Sequence[float], logprobs: list[float]) -> Sampled:
     """Return the sampled tokens. ValueError where a log-probability is not finite."""
     if not math.isfinite(sum(logprobs)):
         raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")

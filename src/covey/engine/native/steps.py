@@ -7,45 +7,18 @@ Shapes: S steps, R rows, K stop tokens, V vocabulary.
 """
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from covey.engine.drafts.drafter import Drafted
 from covey.engine.native.compiled import CompiledDecodeLayout, DrawsCall, draw_rooms
 from covey.engine.native.decode_weights import is_fused
 from covey.engine.native.models.fused import FusedModel, StepsCall
 from covey.engine.native.panels import CompiledLinear
-from covey.engine.native.rows import DecodeRow
+from covey.engine.native.rows import RowDraws
 from covey.policy.policy import Policy, head_modules
 from covey.policy.sampling import random_uniform
-
-NOBODY = -1
-"""Stands for a stop token where a row has fewer than others; never drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowDraws:
-    """Numbers of rows that steps read, none of them greedy or filtered."""
-
-    key_R: Tensor
-    temperature_R: Tensor
-    stop_RK: Tensor
-
-    @staticmethod
-    def of(rows: Sequence[DecodeRow]) -> "RowDraws | None":
-        """Return the numbers, None where another draw is wanted."""
-        if any(row.sampling.filters or not row.sampling.temperature for row in rows):
-            return None
-        most = max(len(row.request.stop_ids) for row in rows)
-        stops = [sorted(row.request.stop_ids) + [NOBODY] * (most - len(row.request.stop_ids)) for row in rows]
-        temperatures = [row.sampling.temperature for row in rows]
-        return RowDraws(torch.tensor([row.key for row in rows]), torch.tensor(temperatures), torch.tensor(stops))
-
-    def at(self, index_F: Tensor) -> "RowDraws":
-        """Return the numbers of some rows."""
-        return RowDraws(self.key_R[index_F], self.temperature_R[index_F], self.stop_RK[index_F])
 
 
 class DecodeSteps:
@@ -72,12 +45,32 @@ class DecodeSteps:
         step_S1, num_rows, packed = torch.arange(num_steps)[:, None], len(newest_R), self._head.packed
         uniform_SR, newest_R = random_uniform(rows.key_R, turn_R + step_S1), newest_R.clone()
         token_SR, logprob_SR = torch.empty(num_steps, num_rows, dtype=torch.int64), torch.empty(num_steps, num_rows)
-        logits_RV = torch.empty(num_rows, packed.product.outer)
-        rooms = draw_rooms(*logits_RV.shape)
-        tensors = logits_RV, uniform_SR, rows.temperature_R, token_SR, logprob_SR, *rooms
-        draws = DrawsCall(*(tensor.data_ptr() for tensor in tensors), *logits_RV.shape)
-        steps = StepsCall(newest=newest_R.data_ptr(), stops=rows.stop_RK.data_ptr(), draws=draws, steps=num_steps)
-        steps.head, steps.num_stops = ctypes.addressof(packed.product), rows.stop_RK.shape[1]
+        steps, _held = self._describe(num_rows, uniform_SR, rows.temperature_R, token_SR, logprob_SR)
+        steps.newest, steps.stops, steps.steps = newest_R.data_ptr(), rows.stop_RK.data_ptr(), num_steps
+        steps.num_stops = rows.stop_RK.shape[1]
         position_SR = layout.position_R + step_S1 + self._first
-        done = self._model.run_steps(layout, position_SR, steps, packed.narrow_width)
+        done = self._model.run_steps(layout, num_rows, position_SR.view(1, -1), steps, packed.narrow_width)
         return token_SR[:done], logprob_SR[:done]
+
+    def run_drafted(self, drafted: Drafted, layout: CompiledDecodeLayout, num_steps: int) -> int:
+        """Run drafted steps until one ends a row; return their number."""
+        room, packed = drafted.call.room, self._head.packed
+        own_F, angle_F, token_F = torch.empty(3, room, dtype=torch.int64)
+        temperature_F, logprob_F = torch.empty(2, room)
+        cell_C = torch.empty(room * layout.call.num_groups, dtype=torch.int64)
+        uniform_F = torch.empty(room, dtype=torch.float64)
+        call = layout.call
+        call.own_lengths, call.angle_rows, call.row_of_cell = own_F.data_ptr(), angle_F.data_ptr(), cell_C.data_ptr()
+        steps, _held = self._describe(room, uniform_F, temperature_F, token_F, logprob_F)
+        steps.newest, steps.steps = drafted.call.fed, num_steps
+        steps.drafts = ctypes.addressof(drafted.call)
+        position_RS = layout.position_R[:, None] + torch.arange(drafted.call.span) + self._first
+        return self._model.run_steps(layout, room, position_RS.view(1, -1), steps, packed.narrow_width)
+
+    def _describe(self, num_positions: int, *tensors: Tensor) -> tuple[StepsCall, list[Tensor]]:
+        """Return a call with draws, and the tensors to hold."""
+        packed = self._head.packed
+        logits_FV = torch.empty(num_positions, packed.product.outer)
+        held = [logits_FV, *tensors, *draw_rooms(*logits_FV.shape)]
+        draws = DrawsCall(*(tensor.data_ptr() for tensor in held), *logits_FV.shape)
+        return StepsCall(draws=draws, head=ctypes.addressof(packed.product)), held

@@ -63,7 +63,7 @@ def fields_of(source: Path, name: str, **structs: type[ctypes.Structure]) -> lis
 
     `structs` are those that it holds, by their names in C.
     """
-    types: dict[str, Any] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, **structs}
+    types: dict[str, Any] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes.c_double, **structs}
     before, _, _ = source.read_text(encoding="utf-8").partition(f"\n}} {name};")
     body = re.sub(r"/\*.*?\*/", "", before.rpartition("{")[2], flags=re.DOTALL)
     fields: list[tuple[str, Any]] = []

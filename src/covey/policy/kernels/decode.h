@@ -27,6 +27,7 @@ typedef struct {
     const int64_t *own_lengths;                       /* of rows, without the new token */
     const int64_t *holders;                           /* whose cache each row reads and writes; NULL: its own */
     const float *cosines, *sines;                     /* rows x turned, to which heads are turned here; NULL: they are */
+    const int64_t *angle_rows;                        /* which of these rows turn to; NULL: their own */
     const float *query_norm, *key_norm;               /* of a head, before it is turned; or NULL */
     int64_t query_strides[2], key_strides[2], value_strides[2]; /* of rows and heads */
     int64_t num_rows, num_groups, group_width, num_key_heads, queries_per_key, width, prompt_slots, row_slots;
@@ -200,7 +201,9 @@ INLINE void turn(float *x, const float *cosine, const float *sine, int64_t turne
 INLINE void take_head(const Decode *d, const float *from, const float *weight, int64_t row, float *to) {
     memcpy(to, from, (size_t)d->width * sizeof(float));
     if (weight) norm(from, weight, to, 0, d->width, d->head_eps, 0);
-    if (d->cosines) turn(to, d->cosines + row * d->turned, d->sines + row * d->turned, d->turned);
+    if (!d->cosines) return;
+    const int64_t at = (d->angle_rows ? d->angle_rows[row] : row) * d->turned;
+    turn(to, d->cosines + at, d->sines + at, d->turned);
 }
 
 /* The queries of a tile; the last ones are empty where the group is smaller. */

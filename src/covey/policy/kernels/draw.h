@@ -85,3 +85,10 @@ INLINE void sum_blocks(const Draws *d) {
                                top_of(d, row), d->temperatures[row]);
     }
 }
+
+/* By all threads of a parallel region. */
+INLINE void draw_rows(const Draws *d) {
+    sum_blocks(d);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < d->rows; row++) draw_row(d, row);
+}

@@ -11,6 +11,7 @@
    the next one is fetched, in as many parts as there are blocks of rows. */
 
 #include "decode.h"
+#include "drafts.h"
 #include "draw.h"
 #include "mixer.h"
 #include <omp.h>
@@ -565,6 +566,7 @@ typedef struct {
     int64_t *newest;          /* of rows: what the first step reads, and then what was drawn */
     const int64_t *stops;     /* rows x num_stops: tokens that end a row, or -1 */
     Draws draws;              /* of the first step; no tokens: logits are all that is wanted */
+    Drafts *drafts;           /* rows whose steps may have several positions each, all arrays with room for them; or NULL */
     int64_t num_layers, num_stops, steps, half_embedding;
     float eps, factor;        /* of embeddings */
 } Steps;
@@ -601,10 +603,9 @@ INLINE int draw_step(const Steps *s, int64_t step) {
     Draws d = s->draws;
     int has_ended = 0;
     d.tokens += step * d.rows, d.logprobs += step * d.rows, d.uniforms += step * d.rows;
-    sum_blocks(&d);
+    draw_rows(&d);
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < d.rows; row++) {
-        draw_row(&d, row);
         s->newest[row] = d.tokens[row];
         ((int64_t *)s->attention->own_lengths)[row]++;
     }
@@ -612,17 +613,64 @@ INLINE int draw_step(const Steps *s, int64_t step) {
     return has_ended;
 }
 
+/* Groups' positions side by side, as attention reads them. */
+static void fill_cells(Decode *d, const Drafts *f) {
+    int64_t *cells = (int64_t *)d->row_of_cell, *most = &d->group_width;
+    for (int64_t group = *most = 0; group < d->num_groups; group++) {
+        int64_t own = 0;
+        for (int64_t i = 0; i < f->num_fed; i++) own += f->groups[f->row_of[i]] == group;
+        *most = larger(*most, own);
+    }
+    for (int64_t group = 0; group < d->num_groups; group++) {
+        int64_t *cell = cells + group * *most;
+        for (int64_t i = 0; i < f->num_fed; i++)
+            if (f->groups[f->row_of[i]] == group) *cell++ = i;
+        while (cell < cells + (group + 1) * *most) *cell++ = -1;
+    }
+}
+
+/* Draft, and lay out the positions of a step; by one thread. */
+static void begin_step(Steps *s) {
+    Drafts *f = s->drafts;
+    Decode *d = (Decode *)s->attention;
+    covey_draft(f);
+    for (int64_t i = 0; i < f->num_fed; i++) {
+        const int64_t row = f->row_of[i], at = row * f->span + f->place_of[i];
+        ((int64_t *)d->own_lengths)[i] = f->lengths[row] + f->place_of[i];
+        ((int64_t *)d->angle_rows)[i] = at;
+        ((double *)s->draws.uniforms)[i] = f->uniforms[at];
+        ((float *)s->draws.temperatures)[i] = f->temperatures[row];
+    }
+    fill_cells(d, f);
+    d->holders = f->num_fed > f->rows ? f->row_of : NULL;
+    d->num_rows = s->draws.rows = ((Pass *)s->tensors)->rows = f->num_fed;
+}
+
+/* Draw a step's tokens, and keep what stands; 1 where one ends its row. */
+INLINE int judge_step(const Steps *s) {
+    draw_rows(&s->draws);
+#pragma omp single
+    covey_judge(s->drafts, s->draws.tokens, s->draws.logprobs);
+    return s->drafts->is_over != 0;
+}
+
 /* Returns the number of steps, which is the same in all threads. */
 static int64_t decode_steps(const Steps *s) {
     Pass p = *s->tensors; /* of each thread */
     void *const room[3] = {p.normed, p.narrow[0], p.eighths};
-    for (int64_t step = 0; step < s->steps; step++, p.first_angle += p.rows) {
+    for (int64_t step = 0; step < s->steps; step++) {
+        if (s->drafts) {
+#pragma omp single
+            begin_step((Steps *)s);
+            p.rows = s->tensors->rows;
+        }
         embed_rows(s);
         decode_layers(s->layers, s->cached, s->num_layers, &p, s->attention);
         end_rows(s);
         product(s->head, p.hidden, (float *)s->draws.logits, room, p.rows, s->layers->half);
         if (!s->draws.tokens) break;
-        if (draw_step(s, step)) return step + 1;
+        if (s->drafts ? judge_step(s) : draw_step(s, step)) return step + 1;
+        if (!s->drafts) p.first_angle += p.rows;
     }
     return s->steps;
 }
@@ -640,11 +688,7 @@ int64_t covey_decode_steps(const Steps *s) {
 /* Tokens and natural log-probabilities of rows of logits. */
 void covey_draw(const Draws *d, int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
-    {
-        sum_blocks(d);
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < d->rows; row++) draw_row(d, row);
-    }
+    draw_rows(d);
 }
 
 /* What a vector of a packed row holds of the inputs from `from` on: LANES of them, or as many pairs in bfloat16. */

@@ -220,14 +220,16 @@ class FusedModel(nn.Module):
             call.turned, call.angles = widths[place], sum(widths[:place])
         return [torch.cat([angle[0].float().flatten() for angle in angles]) for angles in zip(*found, strict=True)]
 
-    def run_steps(self, layout: CompiledDecodeLayout, position_SR: Tensor, steps: StepsCall, narrow: int) -> int:
+    def run_steps(
+        self, layout: CompiledDecodeLayout, num_rows: int, position_1T: Tensor, steps: StepsCall, narrow: int
+    ) -> int:
         """Run steps until one ends a row; return their number.
 
-        `narrow`: inner numbers per row of the head's adapter.
+        `num_rows`: most positions of a step; `narrow`: inner numbers per row of the head's adapter.
         """
         weight_VC = self.get_input_embeddings().get_parameter("weight")
-        hidden_RC = torch.empty(position_SR.shape[1], weight_VC.shape[1])
-        tensors, _held = self._describe_pass(hidden_RC, weight_VC, position_SR.view(1, -1), narrow)
+        hidden_RC = torch.empty(num_rows, weight_VC.shape[1])
+        tensors, _held = self._describe_pass(hidden_RC, weight_VC, position_1T, narrow)
         steps.layers, steps.cached = (ctypes.addressof(each) for each in (self._calls, self._cached_for(layout)))
         steps.tensors, steps.attention = ctypes.addressof(tensors), ctypes.addressof(layout.call)
         steps.embedding, steps.half_embedding = weight_VC.data_ptr(), weight_VC.dtype == torch.bfloat16
