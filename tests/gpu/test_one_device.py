@@ -173,6 +173,7 @@ def test_a_checkpoint_comes_back_to_the_device(model: str, tmp_path: Path) -> No
         assert not gpu.mixed
 
 
+@pytest.mark.long
 def test_a_whole_run_with_its_checks_stays_on_the_device(tmp_path: Path) -> None:
     with PretendGpu() as gpu:
         train(small_config(num_steps=1), tmp_path / "run")

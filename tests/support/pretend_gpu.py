@@ -78,6 +78,7 @@ class PretendGpu:
         patch.setattr(torch.random, "fork_rng", lambda devices=(), **keywords: real_fork([], **keywords))
         patch.setattr(torch.cuda, "synchronize", lambda *args: self.note_wait("synchronize"))
         patch.setattr(torch.cuda, "mem_get_info", lambda *args: (FREE_BYTES, FREE_BYTES))
+        patch.setattr(torch.cuda, "get_device_name", lambda *args: "a pretend GPU")
         for name in ("memory_reserved", "memory_allocated"):
             patch.setattr(torch.cuda, name, lambda *args: 0)
         # Hooks of autograd see the CPU, recomputation the device.

@@ -182,7 +182,7 @@ def test_a_separate_reference_is_counted_by_its_own_shape_under_adapters_too() -
 WORDS = (
     *("num_steps=2", "groups_per_step=2", "group_size=4", "sampling.max_tokens=4", "evaluation.num_prompts=2"),
     *("evaluation.num_samples=2", "evaluation.k=[1,2]", "output.progress=false", "output.report=false"),
-    *("algorithm.kl_coef=0.5", "preflight.enabled=false", "model.precision=float64"),
+    *("recipe=arithmetic", "algorithm.kl_coef=0.5", "preflight.enabled=false", "model.precision=float64"),
 )
 
 
