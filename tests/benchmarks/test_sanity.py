@@ -12,7 +12,14 @@ from benchmarks.real.sanity.faults import FAULTS
 from benchmarks.real.sanity.problems import ATTEMPTS, mixed, num_solved, read
 from benchmarks.real.sanity.table import SET, SHORT, is_named, is_right, row_of
 from benchmarks.real.sanity.tasks import KINDS, SHOWN, candidates, solved
+from covey.algorithm.credit.groups import CreditAssigner
+from covey.engine.native.engine import NativeEngine
+from covey.loop import train
+from covey.rollouts.source import LocalSource
+from covey.trainer import forward, trainer
 from covey_report.doctor.health import health_of, read_for_doctor
+
+from ..support.small import rows, scripted, small_config, use
 
 RIGHT = {
     "number": (("7",), ["7", " 7.\n"]),
@@ -96,6 +103,35 @@ def test_a_sound_run_must_learn_and_a_planted_fault_must_fail_by_name() -> None:
     refused = {**run, "fault": "engine_raised", "refused": "preflight: ..."}
     assert is_right(refused)
     assert "refused" in row_of(refused)
+
+
+PATCHED = (
+    *((NativeEngine, "generate_telling"), (NativeEngine, "_take_weights"), (LocalSource, "take")),
+    *((forward, "score_tokens"), (CreditAssigner, "assign"), (trainer.Trainer, "_loss")),
+    *((trainer, "build_optimizer"), (trainer, "clipped_step")),
+)
+"""All that the faults replace."""
+
+
+def shown(folder: Path) -> list[list[float]]:
+    train(small_config(num_steps=2, group_size=8, preflight__enabled=False), folder)
+    return [
+        [row[name] for name in ("mismatch", "loss", "grad_norm")] for row in rows(folder / "metrics.jsonl", "train")
+    ]
+
+
+@pytest.mark.long
+def test_each_fault_is_in_what_a_run_of_two_steps_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, scripted())
+    sound, same = shown(tmp_path / "sound"), []
+    assert shown(tmp_path / "again") == sound
+    for name, fault in FAULTS.items():
+        with monkeypatch.context() as patch:
+            for owner, replaced in PATCHED:
+                patch.setattr(owner, replaced, getattr(owner, replaced))  # put back after
+            fault.plant()
+            same += [name] * (shown(tmp_path / name) == sound)
+    assert same == []
 
 
 # In a model so small matrices of a shape of their own keep their gradients, and it learns from them

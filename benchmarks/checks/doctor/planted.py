@@ -118,16 +118,15 @@ def keep_first_weights() -> None:
 
 
 def hotter() -> None:
-    """The engine samples at another temperature than it says."""
+    """The engine samples at another temperature than it was told."""
     from covey.engine.native.engine import NativeEngine
 
-    generate = NativeEngine.generate
+    generate = NativeEngine.generate_telling
 
-    async def generated(self: Any, prompt_ids: Any, n: int, sampling: Any) -> Any:
-        warm = replace(sampling, temperature=1.3) if sampling.temperature == 1.0 else sampling
-        return await generate(self, prompt_ids, n, warm)
+    async def generated(self: Any, prompt_ids: Any, n: int, sampling: Any, *rest: Any) -> Any:
+        return await generate(self, prompt_ids, n, replace(sampling, temperature=1.3 * sampling.temperature), *rest)
 
-    NativeEngine.generate = generated  # type: ignore[method-assign]
+    NativeEngine.generate_telling = generated  # type: ignore[method-assign]
 
 
 def change_groups(changed: Callable[[list[Group]], list[Group]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from benchmarks.checks.doctor.planted import change_groups, dealt, keep_first_weights, with_rewards
+from benchmarks.checks.doctor.planted import change_groups, dealt, hotter, keep_first_weights, with_rewards
 from covey.types import Completion, Group
 
 
@@ -41,27 +41,15 @@ def push_every(steps: int) -> None:
     NativeEngine._take_weights = take_some  # type: ignore[method-assign]
 
 
-def hotter() -> None:
-    """The engine samples at another temperature than it was told."""
-    from covey.engine.native.engine import NativeEngine
-
-    generate = NativeEngine.generate
-
-    async def generated(self: Any, prompt_ids: Any, n: int, sampling: Any) -> list[Completion]:
-        return await generate(self, prompt_ids, n, replace(sampling, temperature=1.3 * sampling.temperature))
-
-    NativeEngine.generate = generated  # type: ignore[method-assign]
-
-
 def change_completions(changed: Callable[[Completion], Completion]) -> None:
     from covey.engine.native.engine import NativeEngine
 
-    generate = NativeEngine.generate
+    generate = NativeEngine.generate_telling
 
-    async def generated(self: Any, prompt_ids: Any, n: int, sampling: Any) -> list[Completion]:
-        return [changed(one) for one in await generate(self, prompt_ids, n, sampling)]
+    async def generated(self: Any, *given: Any) -> list[Completion]:
+        return [changed(one) for one in await generate(self, *given)]
 
-    NativeEngine.generate = generated  # type: ignore[method-assign]
+    NativeEngine.generate_telling = generated  # type: ignore[method-assign]
 
 
 def neighbour(completion: Completion) -> Completion:
@@ -170,7 +158,7 @@ def step_a_copy() -> None:
     from covey.trainer import trainer
 
     build = trainer.build_optimizer
-    trainer.build_optimizer = lambda model, settings: build(copy.deepcopy(model), settings)
+    trainer.build_optimizer = lambda model, *given: build(copy.deepcopy(model), *given)
 
 
 def step_with_gradients_of_others() -> None:
