@@ -52,11 +52,12 @@ def product_call(
     half = any(each.dtype == HALF for part in parts for each in part) if half is None else half
     half_out, size = out_NM.dtype == HALF, 2 if half else 1
     is_long = len(parts) > PIECES or sum(-(-a.shape[1] // size) for a, _ in parts) > DEPTH
-    sums = out_NM if not half_out else out_NM.new_empty(out_NM.shape, dtype=torch.float32) if is_long else None
+    room = out_NM.new_empty(len(out_NM), out_NM.stride(0), dtype=torch.float32) if half_out and is_long else None
+    sums = room if half_out else out_NM
     added_M = None if added_M is None else added_M.detach().contiguous()
     described = (PartOfProduct * len(parts))(*(_part(a, b, half) for a, b in parts))
     call = ProductCall(ctypes.addressof(described), num_parts=len(parts), half=half)
-    call.rows, call.columns = out_NM.shape
+    (call.rows, call.columns), call.stride = out_NM.shape, out_NM.stride(0)
     call.sums, call.out = _place(sums), out_NM.data_ptr() if half_out else None
     call.added, call.added_stride = _place(added_M), 0 if added_M is None or added_M.dim() == 1 else call.columns
     call.half_added = added_M is not None and added_M.dtype == HALF
@@ -252,34 +253,41 @@ def _outputs(
     x_NI: Tensor, layers: Sequence[Projection], outs: list[Tensor], added: Tensor | None = None
 ) -> tuple[Tensors, list[ProductCall], list[Tensor]]:
     """Return narrow outputs, calls and `outs`."""
-    narrow, first, calls = [], [], []
-    for layer, out_NO in zip(layers, outs, strict=True):
-        parts, own_NR = [(x_NI, layer.weight_OI.t())], None
-        if layer.adapter is not None:
-            down_RI, up_OR = layer.adapter
-            own_NR = x_NI.new_empty(len(x_NI), len(down_RI))
-            first.append(product_call([(x_NI, down_RI.t())], own_NR))
-            parts.append((own_NR, up_OR.t()))
-        narrow.append(own_NR)
+    room_NR, narrow = _narrow_room(x_NI, layers)
+    downs = [layer.down_RI for layer in layers if layer.down_RI is not None]
+    calls = [product_call([(x_NI, torch.cat(downs).t())], room_NR)] if downs else []
+    for layer, out_NO, own_NR in zip(layers, outs, narrow, strict=True):
+        parts = [(x_NI, layer.weight_OI.t())]
+        if own_NR is not None and layer.adapter is not None:
+            parts.append((own_NR, layer.adapter[1].t()))
         calls.append(product_call(parts, out_NO, layer.bias_O if added is None else added))
-    return narrow, first + calls, outs
+    return narrow, calls, outs
+
+
+def _ranks(layers: Sequence[Projection]) -> list[int]:
+    return [0 if layer.down_RI is None else len(layer.down_RI) for layer in layers]
+
+
+def _narrow_room(x_NI: Tensor, layers: Sequence[Projection]) -> tuple[Tensor, Tensors]:
+    """Return room between all adapters' downs and ups, and each layer's part of it."""
+    ranks = _ranks(layers)
+    room_NR = x_NI.new_empty(len(x_NI), sum(ranks))
+    return room_NR, [own_NR if own_NR.shape[1] else None for own_NR in room_NR.split(ranks, dim=1)]
 
 
 def _of_input(
     layers: Sequence[Projection], gradients: Sequence[Tensor], x_NI: Tensor, of_x_NI: Tensor | None
-) -> tuple[Tensors, list[ProductCall]]:
-    """Return narrow gradients, and calls for these and `of_x_NI`."""
-    of_narrow: Tensors = []
+) -> tuple[Tensor, list[ProductCall]]:
+    """Return narrow gradients side by side, and calls for these and `of_x_NI`."""
+    room_NR, of_narrow = _narrow_room(x_NI, layers)
     calls, parts, half = [], [], x_NI.dtype == HALF
-    for layer, gradient_NO in zip(layers, gradients, strict=True):
+    for layer, gradient_NO, own_NR in zip(layers, gradients, of_narrow, strict=True):
         parts.append((gradient_NO, layer.weight_OI))
-        of_narrow.append(None)
-        if layer.adapter is not None:
+        if own_NR is not None and layer.adapter is not None:
             down_RI, up_OR = layer.adapter
-            of_narrow[-1] = own_NR = x_NI.new_empty(len(x_NI), len(down_RI))
             calls.append(product_call([(gradient_NO, up_OR)], own_NR, half=half))
             parts.append((own_NR, down_RI))
-    return of_narrow, calls if of_x_NI is None else [*calls, product_call(parts, of_x_NI, half=half)]
+    return room_NR, calls if of_x_NI is None else [*calls, product_call(parts, of_x_NI, half=half)]
 
 
 def _of_weights(
@@ -287,22 +295,28 @@ def _of_weights(
     layers: Sequence[Projection],
     gradients: Sequence[Tensor],
     narrow: Tensors,
-    of_narrow: Tensors,
+    of_narrow_NR: Tensor,
     needed: Sequence[bool],
 ) -> tuple[Tensors, list[ProductCall]]:
     """Return four gradients of each layer, and the calls for them."""
     found: Tensors = []
-    calls: list[ProductCall] = []
-    for place, (layer, gradient_NO) in enumerate(zip(layers, gradients, strict=True)):
-        factors = (gradient_NO, x_NI), None, (of_narrow[place], x_NI), (gradient_NO, narrow[place])
-        for tensor, pair, is_needed in zip(layer.tensors, factors, needed[4 * place :], strict=False):
-            out = None
-            if is_needed and pair is None:
-                out = gradient_NO.sum(dim=0, dtype=torch.float32)
-            elif is_needed and tensor is not None and pair is not None:
-                out, (left, right) = torch.empty_like(tensor), pair
-                calls.append(product_call([(left.t(), right)], out, half=x_NI.dtype == HALF))  # type: ignore[union-attr, list-item]
-            found.append(out)
+    half = x_NI.dtype == HALF
+    of_downs_RI = x_NI.new_empty(of_narrow_NR.shape[1], x_NI.shape[1], dtype=torch.float32)
+    calls = [product_call([(of_narrow_NR.t(), x_NI)], of_downs_RI, half=half)] if any(needed[2::4]) else []
+    for place, (layer, gradient_NO, of_down_RI) in enumerate(
+        zip(layers, gradients, of_downs_RI.split(_ranks(layers)), strict=True)
+    ):
+        asked = needed[4 * place : 4 * place + 4]
+        own: Tensors = [
+            gradient_NO.sum(dim=0, dtype=torch.float32) if asked[1] else None,
+            of_down_RI if asked[2] else None,
+        ]
+        for at, tensor, right in ((0, layer.weight_OI, x_NI), (3, layer.up_OR, narrow[place])):
+            own.insert(at, None)
+            if asked[at] and tensor is not None and right is not None:
+                own[at] = out = torch.empty_like(tensor)
+                calls.append(product_call([(gradient_NO.t(), right)], out, half=half))
+        found += own
     return found, calls
 
 

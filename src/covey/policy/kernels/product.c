@@ -35,7 +35,7 @@ typedef struct {
     uint16_t *out;                   /* the same rounded to bfloat16, or NULL */
     const void *added;               /* rows x columns, where the sums begin, or NULL; may be `sums` or `out` */
     int64_t added_stride;            /* from one row to the next; 0: the same for all rows */
-    int64_t num_parts, rows, columns;
+    int64_t num_parts, rows, columns, stride; /* stride: of `sums` and `out`, from one row to the next */
     int64_t half, half_added;        /* factors are bfloat16; `added` is */
 } Product;
 
@@ -219,9 +219,9 @@ INLINE const float *beginning(const Product *p, int64_t row, int64_t column, int
 INLINE void put_tile(const Product *p, const float *tile, int64_t row, int64_t column, int64_t width, int is_first,
                      int is_last) {
     for (int64_t r = row; r < smaller(row + ROWS, p->rows); r++, tile += TILE) {
-        float whole[TILE], room[TILE], *to = p->sums ? p->sums + r * p->columns + column : whole;
+        float whole[TILE], room[TILE], *to = p->sums ? p->sums + r * p->stride + column : whole;
         const float *before = is_first ? beginning(p, r, column, width, room) : to;
-        put_row(to, before, tile, width, p->out && is_last ? p->out + r * p->columns + column : NULL);
+        put_row(to, before, tile, width, p->out && is_last ? p->out + r * p->stride + column : NULL);
     }
 }
 
@@ -229,8 +229,8 @@ INLINE void put_tile(const Product *p, const float *tile, int64_t row, int64_t c
 INLINE void fetch_places(const Product *p, int64_t row, int64_t column, int is_last) {
     for (int64_t r = row; r < smaller(row + ROWS, p->rows); r++)
         for (int64_t c = column; c < column + TILE; c += LANES) {
-            if (p->out && is_last) __builtin_prefetch(p->out + r * p->columns + c, 1, 3);
-            if (p->sums) __builtin_prefetch(p->sums + r * p->columns + c, 1, 3);
+            if (p->out && is_last) __builtin_prefetch(p->out + r * p->stride + c, 1, 3);
+            if (p->sums) __builtin_prefetch(p->sums + r * p->stride + c, 1, 3);
         }
 }
 
