@@ -114,7 +114,7 @@ def test_a_gate_in_bfloat16_is_rounded_once(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("sequences", "tokens", "heads", "width"), [(2, 37, 3, 10), (1, 300, 8, 64)])
 def test_rotary_positions_in_bfloat16_are_rounded_once(sequences: int, tokens: int, heads: int, width: int) -> None:
     x, angles = normal(sequences, tokens, heads, width).bfloat16(), normal(sequences, tokens, width, seed=1)
-    got = with_gradients(lambda x: rotate(x, angles.cos(), angles.sin()), x)
+    got = with_gradients(lambda x: rotate(angles.cos(), angles.sin(), x)[0], x)
     assert_rounded_once(got, exactly(lambda x: turned_in_torch(x, angles.cos().double(), angles.sin().double()), x))
 
 
@@ -148,7 +148,7 @@ def test_rotary_positions_and_their_gradients_are_those_of_torch(
     x = normal(sequences, tokens, heads, width)
     angles = normal(1 if is_shared else sequences, tokens, width, seed=1).double()  # halves differ, as they may
     exact = with_gradients(lambda x: turned_in_torch(x, angles.cos(), angles.sin()), x.double())
-    got = with_gradients(lambda x: rotate(x, angles.cos().float(), angles.sin().float()), x)
+    got = with_gradients(lambda x: rotate(angles.cos().float(), angles.sin().float(), x)[0], x)
     assert_close(got, exact)
 
 
@@ -165,7 +165,7 @@ def test_heads_in_any_order_are_turned_as_they_are(axes: tuple[int, ...]) -> Non
     x = normal(4, 4, 4, 4).permute(axes)
     angles = normal(4, 4, 4, seed=1)
     cosines, sines = angles.cos(), angles.sin()
-    got = with_gradients(lambda x: rotate(x, cosines, sines).permute(axes), x)
+    got = with_gradients(lambda x: rotate(cosines, sines, x)[0].permute(axes), x)
     exact = with_gradients(lambda x: turned_in_torch(x, cosines.double(), sines.double()).permute(axes), x.double())
     assert_close(got, exact)
 
@@ -176,7 +176,7 @@ def test_the_number_of_threads_changes_no_bit(width: int) -> None:
     angles = normal(1, 1300, width, seed=3)
 
     def everything() -> list[Tensor]:
-        turned = with_gradients(lambda x: rotate(x[None, :, None], angles.cos(), angles.sin()), x)
+        turned = with_gradients(lambda x: rotate(angles.cos(), angles.sin(), x[None, :, None])[0], x)
         return [*with_gradients(through_c, x, weight), *with_gradients(apply_gate, x, up), *turned]
 
     first, *others = with_threads(everything)

@@ -93,7 +93,7 @@ INLINE void norm_row(const Norm *n, int64_t row, const int64_t width, float *roo
 
 void covey_norm_forward(const Norm *n) {
     const int is_whole = n->width % LANES == 0;
-#pragma omp parallel for num_threads(n->num_threads) if (n->rows * n->width > WORTH_THREADS)
+#pragma omp parallel for schedule(dynamic, 32) num_threads(n->num_threads) if (n->rows * n->width > WORTH_THREADS)
     for (int64_t row = 0; row < n->rows; row++) {
         float room[2 * n->width];
         if (is_whole) norm_row(n, row, n->width / LANES * LANES, room); /* no ends to look after */
@@ -127,7 +127,7 @@ INLINE void norm_backward(const Norm *n, int64_t row, float *of_weight, const in
 void covey_norm_backward(const Norm *n) {
     const int is_whole = n->width % LANES == 0;
     const int64_t blocks = (n->rows + n->block - 1) / n->block;
-#pragma omp parallel for num_threads(n->num_threads) if (n->rows * n->width > WORTH_THREADS)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(n->num_threads) if (n->rows * n->width > WORTH_THREADS)
     for (int64_t block = 0; block < blocks; block++) {
         float *sum = n->sums ? n->sums + block * n->width : NULL, room[3 * n->width];
         if (sum) memset(sum, 0, 4 * (size_t)n->width);
@@ -175,7 +175,7 @@ INLINE void give(void *to, int64_t at, int64_t count, int64_t half, const float 
 }
 
 void covey_gate_forward(const Gate *g) {
-#pragma omp parallel for num_threads(g->num_threads) if (g->count > WORTH_THREADS)
+#pragma omp parallel for schedule(dynamic, 64) num_threads(g->num_threads) if (g->count > WORTH_THREADS)
     for (int64_t at = 0; at < g->count; at += PIECE) {
         const int64_t count = smaller(PIECE, g->count - at);
         float room[3][PIECE];
@@ -199,7 +199,7 @@ INLINE void gate_piece_backward(const float *restrict gate, const float *restric
 }
 
 void covey_gate_backward(const Gate *g) {
-#pragma omp parallel for num_threads(g->num_threads) if (g->count > WORTH_THREADS)
+#pragma omp parallel for schedule(dynamic, 64) num_threads(g->num_threads) if (g->count > WORTH_THREADS)
     for (int64_t at = 0; at < g->count; at += PIECE) {
         const int64_t count = smaller(PIECE, g->count - at), apart = g->half || count < PIECE;
         float room[6][PIECE];
@@ -242,19 +242,24 @@ INLINE void turn_back(const float *restrict x, const float *cosine, const float 
     }
 }
 
-void covey_rotate_heads(const Rotate *r) {
-    const int64_t rows = r->sequences * r->tokens, half = r->width / 2;
-#pragma omp parallel for num_threads(r->num_threads) if (rows * r->heads * r->width > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t from = row / r->tokens * r->strides[0] + row % r->tokens * r->strides[1], to = row * r->heads * r->width;
-        const float *cosine = r->cosines + row * r->width, *sine = r->sines + row * r->width;
-        float room[2 * r->width];
-        for (int64_t head = 0; head < r->heads; head++, from += r->strides[2], to += r->width) {
-            const float *x = read(r->x, from, r->width, r->half, room);
-            float *out = place(r->out, to, r->half, room + r->width);
-            if (r->is_backward) turn_back(x, cosine, sine, sine + half, out, half);
-            else turn(x, cosine, sine, sine + half, out, half);
-            round_off(r->out, to, r->width, r->half, out);
-        }
+INLINE void rotate_row(const Rotate *r, int64_t row) {
+    const int64_t half = r->width / 2;
+    int64_t from = row / r->tokens * r->strides[0] + row % r->tokens * r->strides[1], to = row * r->heads * r->width;
+    const float *cosine = r->cosines + row * r->width, *sine = r->sines + row * r->width;
+    float room[2 * r->width];
+    for (int64_t head = 0; head < r->heads; head++, from += r->strides[2], to += r->width) {
+        const float *x = read(r->x, from, r->width, r->half, room);
+        float *out = place(r->out, to, r->half, room + r->width);
+        if (r->is_backward) turn_back(x, cosine, sine, sine + half, out, half);
+        else turn(x, cosine, sine, sine + half, out, half);
+        round_off(r->out, to, r->width, r->half, out);
     }
+}
+
+/* Queries and keys, or whatever else has the same positions. */
+void covey_rotate_heads(const Rotate *calls, int64_t count) {
+    const int64_t rows = calls->sequences * calls->tokens, num_threads = calls->num_threads;
+#pragma omp parallel for schedule(dynamic, 32) num_threads(num_threads) if (rows * calls->heads > WORTH_THREADS / 64)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t n = 0; n < count; n++) rotate_row(calls + n, row);
 }

@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens, H heads, D head width; N rows, C their width; L l
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -90,14 +91,14 @@ class _Gated(torch.autograd.Function):
 
 class _Rotated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
+    def forward(ctx: Any, cosines_BTD: Tensor, sines_BTD: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cosines_BTD, sines_BTD)
-        return _call_rotate(x_BTHD, cosines_BTD, sines_BTD, is_backward=False)
+        return _call_rotate(cosines_BTD, sines_BTD, heads, is_backward=False)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_BTHD: Tensor) -> tuple[Tensor, None, None]:
-        return _call_rotate(gradient_BTHD, *ctx.saved_tensors, is_backward=True), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_call_rotate(*ctx.saved_tensors, gradients, is_backward=True)
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -134,23 +135,26 @@ def apply_gate(gate: Tensor, up: Tensor) -> Tensor:
     return _Gated.apply(gate, up)
 
 
-def rotate(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
-    """Rotate the halves of heads by their positions (RoPE, arXiv 2104.09864)."""
-    assert cosines_BTD.shape[-1] == x_BTHD.shape[-1], "the family turns whole heads"
-    angles = (angle.expand(len(x_BTHD), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
-    return _Rotated.apply(x_BTHD, *angles)
+def rotate(cosines_BTD: Tensor, sines_BTD: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
+    """Rotate the halves of heads, (B, T, H, D) each, by their positions (RoPE, arXiv 2104.09864)."""
+    assert all(cosines_BTD.shape[-1] == x_BTHD.shape[-1] for x_BTHD in heads), "the family turns whole heads"
+    angles = (angle.expand(len(heads[0]), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
+    turned: tuple[Tensor, ...] = _Rotated.apply(*angles, *heads)
+    return turned
 
 
-def _call_rotate(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor, *, is_backward: bool) -> Tensor:
-    if x_BTHD.stride(3) != 1:
-        x_BTHD = x_BTHD.contiguous()
-    out = x_BTHD.new_empty(x_BTHD.shape)
-    call = Rotate(x_BTHD.data_ptr(), cosines_BTD.data_ptr(), sines_BTD.data_ptr(), out.data_ptr())
-    call.sequences, call.tokens, call.heads, call.width = x_BTHD.shape
-    call.strides, call.num_threads, call.is_backward = x_BTHD.stride()[:3], torch.get_num_threads(), is_backward
-    call.half = x_BTHD.dtype == torch.bfloat16
-    library(SOURCE).covey_rotate_heads(ctypes.byref(call))
-    return out
+def _call_rotate(
+    cosines_BTD: Tensor, sines_BTD: Tensor, heads: Sequence[Tensor], *, is_backward: bool
+) -> tuple[Tensor, ...]:
+    heads = [x_BTHD if x_BTHD.stride(3) == 1 else x_BTHD.contiguous() for x_BTHD in heads]
+    outs, calls = tuple(x_BTHD.new_empty(x_BTHD.shape) for x_BTHD in heads), (Rotate * len(heads))()
+    for call, x_BTHD, out_BTHD in zip(calls, heads, outs, strict=True):
+        call.x, call.cosines, call.sines = x_BTHD.data_ptr(), cosines_BTD.data_ptr(), sines_BTD.data_ptr()
+        call.sequences, call.tokens, call.heads, call.width = x_BTHD.shape
+        call.strides, call.num_threads, call.is_backward = x_BTHD.stride()[:3], torch.get_num_threads(), is_backward
+        call.half, call.out = x_BTHD.dtype == torch.bfloat16, out_BTHD.data_ptr()
+    library(SOURCE).covey_rotate_heads(calls, ctypes.c_int64(len(calls)))
+    return outs
 
 
 def _norm_of(x: Tensor, weight_C: Tensor, out: Tensor) -> Norm:

@@ -121,7 +121,8 @@ class CompiledAttention(CastsOnce, nn.Module):
         return _is_known(hidden_states)
 
     def _rotate(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate(query_BTHD, cos, sin), rotate(key_BTHD, cos, sin)
+        query_BTHD, key_BTHD = rotate(cos, sin, query_BTHD, key_BTHD)
+        return query_BTHD, key_BTHD
 
     def _heads(self, hidden_BTC: Tensor) -> list[Tensor]:
         """Return queries, keys and values, (B, T, H, D) each."""
