@@ -98,7 +98,8 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_call_rotate(*ctx.saved_tensors, gradients, is_backward=True)
+        cosines_BTD, sines_BTD = ctx.saved_tensors
+        return None, None, *_call_rotate(cosines_BTD, sines_BTD, gradients, is_backward=True)
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
