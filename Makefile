@@ -50,9 +50,10 @@ TEST_PROCESSES ?= 3
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-setup: $(STAMP)  ## make .venv and install covey with everything development needs
+setup: $(STAMP)  ## make .venv and install covey with everything development needs, in about two minutes
 
 $(STAMP): pyproject.toml .ci/constraints.txt
+	@echo 'installing into $(VENV): about two minutes, most of them torch'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]' $(TRANSFORMERS)
 	touch $@

@@ -34,10 +34,10 @@ class RunPart(NamedTuple):
         """Return the steps in words.
 
         >>> Part(0.5, 3, 12).steps, Part(0.5, 0, 0, is_look=True).steps
-        ('steps 3 to 12', 'before the first step')
+        ('steps 3 to 12', 'before step 1')
         """
         if self.is_look:
-            return f"after step {self.last}" if self.last else "before the first step"
+            return f"after step {self.last}" if self.last else "before step 1"
         return f"step {self.last}" if self.first == self.last else f"steps {self.first} to {self.last}"
 
 

@@ -15,7 +15,7 @@ from covey_doctor.rules.common import onset, since_look
 
 KEPT = read_kept()
 
-PART = r"(before the first step|after step \d+|step \d+|steps \d+ to \d+)"
+PART = r"(before step 1|after step \d+|step \d+|steps \d+ to \d+)"
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?( %| nats| tokens| ms)?"
 COMPARED = re.compile(rf"from {NUMBER} \({PART}\) to {NUMBER} \({PART}\)")
 
@@ -65,7 +65,7 @@ def test_a_loss_of_accuracy_begins_after_the_evaluation_before_it() -> None:
     log = replace(log_of(rows), look_steps=[0, 20, 40, 60], looks={"accuracy": [0.5, 0.6, 0.2, 0.2]})
     titles = {one.rule.id: one.title for one in diagnose(log)}
     assert titles["D35"] == (
-        "D35 got worse since step 21: held-out accuracy fell from 50 % (before the first step) "
+        "D35 got worse since step 21: held-out accuracy fell from 50 % (before step 1) "
         "to 20 % (after step 60), best after step 20 (follows from D14)"
     )
     assert " since step 21: held-out accuracy fell " in titles["D14"]

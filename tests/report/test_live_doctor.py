@@ -161,7 +161,7 @@ def test_losses_on_held_out_prompts_are_found_over_a_resume(tmp_path: Path) -> N
     doctor.on_start(run_of_100(ids), tmp_path)
     doctor.on_evaluation(10, evaluated(0.2))
     assert [line.split()[2] for line in said] == ["D35", "D21"]
-    assert "of 60 held-out prompts solved (before the first step), 40 are lost" in said[1]
+    assert "of 60 held-out prompts solved (before step 1), 40 are lost" in said[1]
 
 
 @pytest.mark.long

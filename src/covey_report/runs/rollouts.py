@@ -44,7 +44,10 @@ def run_rollouts(words: Sequence[str]) -> None:
     console = CleanConsole()
     for text in texts:
         console.print(Text(text), soft_wrap=True)
-    console.print(Text(f"{len(texts)} of {len(rows)} kept", "italic"))
+    shown = f"{len(texts)} of the {len(rows)} that were kept of step {rows[0]['step']}"
+    more = "--number shows more, " if len(texts) < len(rows) else ""
+    setting = "answers_per_evaluation" if asked.path.name == EVALUATIONS else "rollouts_per_step"
+    console.print(Text(f"{shown}; {more}output.{setting} keeps more", "italic"), soft_wrap=True)
 
 
 def read_words(words: Sequence[str]) -> RolloutsOptions:

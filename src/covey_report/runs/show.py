@@ -76,12 +76,15 @@ def print_answers(folder: Path, num_best: int, num_worst: int, console: Console)
     with as_written(folder / EVALUATIONS):
         rows = last_answers(folder)
         is_told = any(row["reward"] is not None for row in rows)  # not where a teacher trains alone
-        ordered = sorted(rows, key=lambda row: (not row.get("correct"), -(row["reward"] or 0.0)))
+        # Greedy ones first among equals
+        ordered = sorted(rows, key=lambda row: (not row.get("correct"), -(row["reward"] or 0.0), not row.get("greedy")))
         best = ordered[: min(num_best, len(ordered))]
         rest = ordered[len(best) :] if is_told else []
         wrong = [row for row in rest if not row.get("correct", row["reward"] >= ordered[0]["reward"])]
         worst = wrong[max(0, len(wrong) - num_worst) :][::-1]
-        of = f"of {len(rows)} kept, step {rows[0]['step']}" if rows else ""
+        greedy = sum(bool(row.get("greedy")) for row in rows)
+        kinds = f"{greedy} greedy and {len(rows) - greedy} sampled" if greedy else f"{len(rows)}"
+        of = f"of {kinds} kept, step {rows[0]['step']}" if rows else ""
         for title, chosen in (("best answers" if is_told else "answers", best), ("worst answers", worst)):
             texts = [as_text(row) for row in chosen]
             if texts:

@@ -131,6 +131,8 @@ class Again:
         """Build the run, and look at its prompts and first weights."""
         environment = stages.load_environment(config, record)
         began = stages.began_with(config, past, checkpoint_at(past, first.start)) if first.start > 0 else None
+        if began is not None:
+            record.say(f"the policy that the run began with is taken from {began}")
         began = began or stages.run_cold_start(config, environment, record)
         prompts = fingerprint.prompt_hash(environment)
         run = stages.load_run(config, environment, record, prompts, began=began)
@@ -181,6 +183,7 @@ class Again:
         for step in range(own.start, own.last):
             stepped = train_step(run, step, stopper)
             self.record.log_step(step, stepped)
+            self.record.say(f"step {step + 1} is computed again")
             if not self.looked_at(step + 1, STATE_PARTS):
                 return
 

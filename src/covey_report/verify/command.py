@@ -18,6 +18,7 @@ from covey.run.folder import METRICS, changes_of
 from covey.system.jsonl import read_rows
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import number_of
+from covey.system.waits.running import Pulse
 from covey_report.runs.folders import read_flags, run_folder_of, whole_number
 from covey_report.verify.claims import claims_changed, not_covered, unchecked_rows
 from covey_report.verify.itself import ChangedFile, look_at_folder, read_proof, rows_misplaced
@@ -28,6 +29,8 @@ from covey_report.verify.summary import files_changed, read_summary, write_summa
 FLAGS = {"--steps": "a number", "--most": "a number", "--seed": "a number", "--out": "a file", "--again": "a file"}
 STEPS, MOST_PER_STEP = 20, 10
 """Steps drawn unless --steps says otherwise, and steps of work for each unless --most does."""
+BEAT_SECONDS = 20.0
+"""Seconds between lines while steps are computed."""
 ELSEWHERE = ("data.path", "model.name")
 """Settings that name what lies elsewhere on another machine: its content is compared, not its name."""
 TRUST = "trust_run"
@@ -111,7 +114,10 @@ def _compute(asked: Asked, plan: DrawnSteps, found: Sequence[ChangedFile], proof
     verdicts: list[Judgement] = []
     for leg, ranges in plan.work:
         config = config_at(asked, leg.changes)
-        outcome = compute_again(config, asked.folder, leg, ranges)
+        first, last = ranges[0].start, ranges[-1].last
+        what = f"computing again what followed step {first}, up to step {last}"
+        with Pulse(lambda seconds, what=what: say(f"{what}: {seconds:.0f} s"), BEAT_SECONDS):  # type: ignore[misc]
+            outcome = compute_again(config, asked.folder, leg, ranges)
         for name, own in done.items():
             own += vars(outcome)[name]
         then = machine_then(asked.folder, proof, ranges[0].start)

@@ -86,7 +86,7 @@ def test_a_run_is_shown_with_its_table_its_best_and_its_worst_answers(
     assert accuracy == ["20.0", "[10.0,", "30.0]", "50.0", "[40.0,", "60.0]", "+30.0", "[10.0,", "40.0]"]
     asked = [line.strip() for line in out.splitlines() if line.startswith("  prompt")]
     assert asked == ["prompt  a?", "prompt  d?", "prompt  i?", "prompt  c?"]
-    assert "best answers (of 9 kept, step 30)" in out
+    assert "best answers (of 5 greedy and 4 sampled kept, step 30)" in out
     assert "step 30, c: reward 0.000, greedy, wrong, 3 tokens" in out
     assert "step 30, i: reward -1.000, sampled, wrong, 3 tokens" in out
     assert out.splitlines()[-1] == "run folder: run"
@@ -105,7 +105,7 @@ def test_answers_that_are_right_are_never_among_the_worst(
         out = capsys.readouterr().out
         asked = [line.split()[1] for line in out.splitlines() if line.startswith("  prompt")]
         assert asked == ["a?", "b?", *shown]
-        assert ("no answer is wrong (of 8 kept, step 4)" in out) == (name == "good")
+        assert ("no answer is wrong (of 8 greedy and 0 sampled kept, step 4)" in out) == (name == "good")
 
 
 def test_no_answer_is_shown_twice(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
