@@ -200,7 +200,7 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert (look["status"], look["after"], look["steps"]) == ("completed", None, 0)
     assert not Path("look/checkpoints").exists()
     shown = capsys.readouterr().out
-    assert "\nworst answers (of 6 kept, step 2)\nstep 2, test-" in shown
+    assert "\nworst answers (of 2 greedy and 4 sampled kept, step 2)\nstep 2, test-" in shown
     assert ["measured"] in [line.split() for line in shown.splitlines()]
     assert " steps" not in shown
 

@@ -86,7 +86,7 @@ def test_a_run_is_shown_with_its_table_its_best_and_its_worst_answers(
     assert accuracy == ["20.0", "[10.0,", "30.0]", "50.0", "[40.0,", "60.0]", "+30.0", "[10.0,", "40.0]"]
     asked = [line.strip() for line in out.splitlines() if line.startswith("  prompt")]
     assert asked == ["prompt  a?", "prompt  d?", "prompt  i?", "prompt  c?"]
-    assert "best answers (of 5 greedy and 4 sampled kept, step 30)" in out
+    assert "best answers (of 8 greedy and 1 sampled kept, step 30)" in out
     assert "step 30, c: reward 0.000, greedy, wrong, 3 tokens" in out
     assert "step 30, i: reward -1.000, sampled, wrong, 3 tokens" in out
     assert out.splitlines()[-1] == "run folder: run"

@@ -6,6 +6,7 @@ Shapes: N rows, I and O a layer's width before and after, R rank of its adapter.
 """
 
 import ctypes
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -164,9 +165,9 @@ class Projection:
 class Joinable(nn.Module):
     """A module that may be computed here."""
 
+    @abstractmethod
     def as_layer(self, x: Tensor) -> Projection | None:
         """Return its weights if C computes it and no hook listens."""
-        raise NotImplementedError
 
 
 def layers_of(x: Tensor, *modules: nn.Module) -> list[Projection]:
