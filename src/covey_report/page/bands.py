@@ -101,5 +101,5 @@ def inside(band: Band, low: float | None, high: float | None) -> Band:
 
 
 def window(num_steps: int) -> int:
-    """Choose the odd width of a moving mean, 5 % and at least 5, within the steps."""
+    """Choose a moving mean's odd width, 5 % of the steps."""
     return min(max(5, num_steps // 20) | 1, max(1, (num_steps - 1) | 1))
