@@ -175,7 +175,7 @@ def drawn(logits: Tensor, temperature: float = 1.0, seed: int = 0) -> tuple[Tens
     return sample_same_params(logits, (temperature, 0, 1.0, 0.0), uniform)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 @pytest.mark.parametrize("num_tokens", [5, 512, 513, 5000, 151_936])
 def test_tokens_are_those_of_torch_and_log_probs_those_of_float64(num_tokens: int, temperature: float) -> None:
     num_rows = min(200, 2**22 // num_tokens)
@@ -185,7 +185,7 @@ def test_tokens_are_those_of_torch_and_log_probs_those_of_float64(num_tokens: in
     theirs, _ = sampler.sample_same_params(logits, (temperature, 0, 1.0, 0.0), uniform)
     assert torch.equal(token, theirs)
     # Half the distance of two float32 numbers beyond 16
-    exact = (logits.double() / temperature).log_softmax(dim=-1).gather(1, token[:, None])[:, 0]
+    exact = (logits.double() / (temperature or 1.0)).log_softmax(dim=-1).gather(1, token[:, None])[:, 0]
     assert torch.allclose(logprob.double(), exact, rtol=0.0, atol=1e-6)
 
 
@@ -200,16 +200,23 @@ def test_a_token_of_probability_zero_is_not_drawn(num_tokens: int) -> None:
     assert token[2] == num_tokens - 2
 
 
-def test_a_diverged_policy_has_no_log_prob_and_still_a_token() -> None:
-    token, logprob = drawn(torch.full((4, 700), torch.nan))
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_diverged_policy_has_no_log_prob_and_still_a_token(temperature: float) -> None:
+    token, logprob = drawn(torch.full((4, 700), torch.nan), temperature)
     assert logprob.isnan().all()
     assert ((token >= 0) & (token < 700)).all()
 
 
-def test_filters_and_greedy_tokens_are_torchs() -> None:
+def test_the_likeliest_token_is_the_first_of_equal_ones() -> None:
+    logits = torch.zeros(3, 1300)
+    logits[0, [40, 41, 600]] = logits[1, [513, 1299]] = 2.0
+    assert drawn(logits, temperature=0.0)[0].tolist() == [40, 513, 0]
+
+
+def test_filters_are_torchs() -> None:
     logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(2))
     uniform = random_uniform(torch.zeros(50, dtype=torch.int64), torch.arange(50))
-    for distribution in ((0.0, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 1.0, 0.2)):
+    for distribution in ((0.0, 3, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 1.0, 0.2)):
         mine, theirs = (f(logits, distribution, uniform) for f in (sample_same_params, sampler.sample_same_params))
         assert torch.equal(mine[0], theirs[0])
         assert torch.equal(mine[1], theirs[1])

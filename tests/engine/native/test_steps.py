@@ -22,7 +22,12 @@ from .test_drafts import PRECISIONS, PROMPTS, ROOM, adapted, sampled
 from .test_fused_hybrids import SHAPES, policy_of
 
 ARCHITECTURES = ["llama", "qwen3", "mistral-window"]
-KINDS: list[dict[str, Any]] = [{}, {"temperature": 0.05}, {"temperature": 0.7, "stop": ("a", "\n")}]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.05},
+    {"temperature": 0.7, "stop": ("a", "\n")},
+]
 SINGLE, LONG = 0.0, 1e9
 """Seconds of a call: of one step, and of as many as there may be."""
 
@@ -108,14 +113,14 @@ def test_rows_of_different_temperatures_step_together(calls: Callable[[float], l
     engine = engine_of("llama")
 
     async def run() -> list[list[Completion]]:
-        kinds = [Sampling(max_tokens=30, temperature=0.3 + i, seed=i) for i in range(3)]
+        kinds = [Sampling(max_tokens=30, temperature=0.5 * i, seed=i) for i in range(3)]
         return list(await asyncio.gather(*(engine.generate([5, 9, i], 2, kind) for i, kind in enumerate(kinds))))
 
     steps = calls(LONG)
     together = asyncio.run(run())
     assert steps == [8, 8, 8, 5]
     for index, group in enumerate(together):
-        kind = Sampling(max_tokens=30, temperature=0.3 + index, seed=index)
+        kind = Sampling(max_tokens=30, temperature=0.5 * index, seed=index)
         assert asyncio.run(engine.generate([5, 9, index], 2, kind)) == group
 
 
@@ -144,12 +149,14 @@ def test_what_is_drawn_behind_a_stop_string_is_thrown_away(calls: Callable[[floa
     )
 
 
-def test_filtered_and_greedy_rows_take_single_steps(calls: Callable[[float], list[int]]) -> None:
-    engine = engine_of("llama")
-    for kind in ({"temperature": 0.0}, {"top_k": 5}):
+def test_filtered_rows_take_single_steps_and_greedy_ones_as_many_as_others(
+    calls: Callable[[float], list[int]],
+) -> None:
+    engine, kinds = engine_of("llama"), [({"temperature": 0.0}, [8]), ({"top_k": 5}, [1] * 8)]
+    for kind, expected in kinds:
         steps = calls(LONG)
         sampled(engine, Sampling(max_tokens=9, **kind))
-        assert steps == [1] * 8
+        assert steps == expected
 
 
 def test_a_request_that_arrives_waits_for_one_call_at_most(calls: Callable[[float], list[int]]) -> None:

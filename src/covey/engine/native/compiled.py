@@ -140,9 +140,9 @@ class CompiledDecodeLayout(StretchLayout):
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     """Sample as `sampler.sample_same_params`, in C where nothing is filtered."""
-    # Greedy and filtered draws stay in torch
+    # Filtered draws stay in torch
     temperature, *filters = distribution
-    if temperature == 0 or tuple(filters) != NO_FILTERS:
+    if tuple(filters) != NO_FILTERS:
         return sampling.sample_same_params(logits_RV, distribution, uniform_R)
     logits_RV = logits_RV.float().contiguous()
     token_R, temperature_R = (torch.full((len(logits_RV),), each) for each in (0, float(temperature)))

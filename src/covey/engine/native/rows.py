@@ -231,13 +231,13 @@ class RowDraws:
     temperature_R: Tensor
     stop_RK: Tensor
     is_plain: bool
-    """Whether C can draw them: none is greedy or filtered."""
+    """Whether C can draw them: none is filtered."""
 
     @staticmethod
     def of(rows: Sequence[DecodeRow]) -> "RowDraws":
         most = max(len(row.request.stop_ids) for row in rows)
         stops = [sorted(row.request.stop_ids) + [NOBODY] * (most - len(row.request.stop_ids)) for row in rows]
         temperatures = [row.sampling.temperature for row in rows]
-        is_plain = all(temperatures) and not any(row.sampling.filters for row in rows)
+        is_plain = not any(row.sampling.filters for row in rows)
         keys = [row.key for row in rows]
         return RowDraws(torch.tensor(keys), torch.tensor(temperatures), torch.tensor(stops), is_plain)

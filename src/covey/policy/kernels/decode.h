@@ -12,7 +12,7 @@
 #include "lanes.h"
 
 #define MAX_WIDTH 256
-#define TILE 8   /* queries that read a prompt together */
+#define TILE 12  /* at most so many queries read a prompt together */
 #define QUAD 4   /* of them, those that are multiplied together */
 #define KEYS (LANES / QUAD) /* whose products with four queries fill a vector */
 #define BLOCK 64 /* keys between two looks at the largest score */
@@ -206,9 +206,14 @@ INLINE void take_head(const Decode *d, const float *from, const float *weight, i
     turn(to, d->cosines + at, d->sines + at, d->turned);
 }
 
+/* Queries of a tile: those of whole tokens, if a token's fit in. */
+INLINE int64_t tile_size(const Decode *d) {
+    return d->queries_per_key > TILE ? TILE : TILE / d->queries_per_key * d->queries_per_key;
+}
+
 /* The queries of a tile; the last ones are empty where the group is smaller. */
 INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t first, Query *tile) {
-    int64_t num = 0, last = smaller(first + TILE, d->group_width * d->queries_per_key);
+    int64_t num = 0, last = smaller(first + tile_size(d), d->group_width * d->queries_per_key);
     for (int64_t i = first; i < last; i++) {
         int64_t row = d->row_of_cell[group * d->group_width + i / d->queries_per_key];
         if (row < 0) continue;
@@ -318,7 +323,7 @@ INLINE void fetch_part(const Decode *d, int64_t thread, int64_t threads, int64_t
 
 /* By all threads of a parallel region. */
 INLINE void decode_attention(const Decode *d) {
-    const int64_t tiles = (d->group_width * d->queries_per_key + TILE - 1) / TILE;
+    const int64_t size = tile_size(d), tiles = (d->group_width * d->queries_per_key + size - 1) / size;
     const int64_t total = d->num_groups * d->num_key_heads * tiles;
     Absorb *take = absorb_for(d);
     /* Tokens of one holder read each other: all are there before the first is read. */
@@ -330,7 +335,7 @@ INLINE void decode_attention(const Decode *d) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < total; task++) {
         const int64_t group = task / (d->num_key_heads * tiles), key_head = task / tiles % d->num_key_heads;
-        const int64_t first = task % tiles * TILE;
+        const int64_t first = task % tiles * size;
         attend(d, take, group, key_head, first);
     }
 }

@@ -12,7 +12,7 @@
 typedef struct {
     const float *logits;       /* rows x num_tokens */
     const double *uniforms;    /* of rows, in [0, 1), as all below */
-    const float *temperatures; /* above 0 */
+    const float *temperatures; /* 0: the likeliest token, with the log-probability of temperature 1 */
     int64_t *tokens;
     float *logprobs;           /* natural ones, over the temperature */
     float *tops, *sums;        /* room for rows x blocks: the largest logit, and the sum of weights */
@@ -50,10 +50,15 @@ INLINE float top_of(const Draws *d, int64_t row) {
     return largest(tops, num_blocks(d), tops[0]);
 }
 
+INLINE float temperature_of(const Draws *d, int64_t row) {
+    return d->temperatures[row] == 0.0f ? 1.0f : d->temperatures[row];
+}
+
 /* A row's token, when the sums of its blocks are there. */
 INLINE void draw_row(const Draws *d, int64_t row) {
     const float *logits = d->logits + row * d->num_tokens, *sums = d->sums + row * num_blocks(d);
-    const float most = top_of(d, row), temperature = d->temperatures[row];
+    const float most = top_of(d, row), temperature = temperature_of(d, row), *tops = d->tops + row * num_blocks(d);
+    const int is_greedy = d->temperatures[row] == 0.0f;
     double total = 0.0, before = 0.0;
     for (int64_t b = 0; b < num_blocks(d); b++) total += sums[b];
     const double target = d->uniforms[row] * total;
@@ -61,11 +66,16 @@ INLINE void draw_row(const Draws *d, int64_t row) {
     for (int64_t b = 0; b < num_blocks(d); b++) {
         if (sums[b] == 0.0f) continue;
         block = b * VOCABULARY_BLOCK;
-        if (before + sums[b] > target) break;
+        if (is_greedy ? tops[b] == most : before + sums[b] > target) break;
         before += sums[b];
     }
     const int64_t count = smaller(VOCABULARY_BLOCK, d->num_tokens - block);
-    d->tokens[row] = block + find(logits + block, count, most, temperature, target - before);
+    int64_t found = 0;
+    if (is_greedy)
+        while (found + 1 < count && logits[block + found] != most) found++;
+    else
+        found = find(logits + block, count, most, temperature, target - before);
+    d->tokens[row] = block + found;
     d->logprobs[row] = (float)((logits[d->tokens[row]] - most) / temperature - log(total));
 }
 
@@ -82,7 +92,7 @@ INLINE void sum_blocks(const Draws *d) {
     for (int64_t i = 0; i < d->rows * blocks; i++) {
         const int64_t row = i / blocks, first = i % blocks * VOCABULARY_BLOCK;
         d->sums[i] = block_sum(d->logits + row * d->num_tokens + first, smaller(VOCABULARY_BLOCK, d->num_tokens - first),
-                               top_of(d, row), d->temperatures[row]);
+                               top_of(d, row), temperature_of(d, row));
     }
 }
 

@@ -13,6 +13,13 @@
 #define SHIFT 128
 #define MOST 127.0f
 #define MOST_ROUNDED 256 /* weights that are rounded together */
+#if LANES == 16
+#define ALL_LANES(x) _mm512_set1_ps(x)
+#define WHOLE(x) (ints)_mm512_cvtps_epi32(x)
+#else
+#define ALL_LANES(x) _mm256_set1_ps(x)
+#define WHOLE(x) (ints)_mm256_cvtps_epi32(x)
+#endif
 #define EIGHTH_ROWS (LANES / 2) /* rows whose whole sums are in registers */
 
 /* How many inputs are stored. */
@@ -38,17 +45,21 @@ INLINE float scale_of(const float *x, int64_t count) {
     return largest((const float *)&most, LANES, tail) / MOST + not_finite;
 }
 
-/* to = x / scale, rounded, + shift; returns the sum of them. */
+typedef uint8_t bytes __attribute__((vector_size(LANES)));
+
+/* to = x / scale, rounded, + shift, for whole vectors; returns the sum of them. */
 INLINE int32_t round_numbers(const float *x, int64_t count, float scale, int32_t shift, uint8_t *to) {
     const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    int32_t sum = 0;
-    for (int64_t c = 0; c < count; c++) {
-        const float whole = __builtin_rintf(x[c] * inverse);
-        const int32_t number = (int32_t)(whole > MOST ? MOST : whole > -MOST ? whole : -MOST);
-        to[c] = (uint8_t)(number + shift);
+    const lanes most = MOST - (lanes){0};
+    ints sum = {0};
+    for (int64_t c = 0; c < count; c += LANES) {
+        const lanes own = load(x + c) * inverse;
+        const ints number = WHOLE(chosen(own > most, most, larger_of(own, -most)));
+        const bytes stored = __builtin_convertvector(number + shift, bytes);
+        memcpy(to + c, &stored, sizeof stored);
         sum += number;
     }
-    return sum;
+    return (int32_t)sum_of(__builtin_convertvector(sum, lanes));
 }
 
 INLINE void round_row(const float *x, int64_t inner, uint8_t *row) {
@@ -63,18 +74,18 @@ INLINE void round_row(const float *x, int64_t inner, uint8_t *row) {
     }
 }
 
-/* sum + four weights of each output times four numbers of a row. */
+/* sum + four weights of each output times four numbers of a row, which all lanes of `four` hold. */
 #if defined(__AVX512VNNI__) && LANES == 16
-INLINE ints dot(ints sum, ints weights, int32_t four) {
-    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
+INLINE ints dot(ints sum, ints weights, ints four) {
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)four);
 }
 #elif defined(__AVXVNNI__) && LANES == 8
-INLINE ints dot(ints sum, ints weights, int32_t four) {
-    return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
+INLINE ints dot(ints sum, ints weights, ints four) {
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)four);
 }
 #else
-INLINE ints dot(ints sum, ints weights, int32_t four) {
-    for (int k = 0; k < FOUR; k++) sum += (ints)((words)weights >> (8 * k) & 255) * (int32_t)(int8_t)(four >> (8 * k));
+INLINE ints dot(ints sum, ints weights, ints four) {
+    for (int k = 0; k < FOUR; k++) sum += (ints)((words)weights >> (8 * k) & 255) * (four << (24 - 8 * k) >> 24);
     return sum;
 }
 #endif
@@ -105,10 +116,10 @@ INLINE void multiply_eighths(const uint8_t *x, int64_t inner, int64_t last, cons
             fetch_ahead(ahead, s * SPAN / FOUR + i);
 #pragma GCC unroll 8
             for (int r = 0; r < num; r++) {
-                int32_t four;
+                float four; /* as a float it is broadcast from memory */
                 memcpy(&four, row[r] + s * SPAN + i * FOUR, sizeof four);
 #pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++) whole[r][v] = dot(whole[r][v], weights[v], four);
+                for (int v = 0; v < VECTORS; v++) whole[r][v] = dot(whole[r][v], weights[v], (ints)ALL_LANES(four));
             }
         }
 #pragma GCC unroll 8
@@ -140,14 +151,16 @@ INLINE void pack_eighths(const float *weight, uint8_t *panels, float *scales, in
 #pragma omp parallel for schedule(static) num_threads(num_threads)
     for (int64_t first = 0; first < outer; first += PANEL) {
         uint8_t *to = panels + first * stored, rounded[MOST_ROUNDED];
+        float padded[MOST_ROUNDED];
         memset(to, SHIFT, (size_t)(PANEL * stored));
         for (int64_t o = first; o < smaller(first + PANEL, outer); o++) {
             const float *from = weight + o * inner;
             scales[o] = scale_of(from, inner);
             for (int64_t i = 0; i < inner; i += MOST_ROUNDED) {
                 const int64_t count = smaller(MOST_ROUNDED, inner - i);
-                memset(rounded, SHIFT, sizeof rounded);
-                round_numbers(from + i, count, scales[o], SHIFT, rounded);
+                memset(padded, 0, sizeof padded);
+                memcpy(padded, from + i, (size_t)count * sizeof(float));
+                round_numbers(padded, MOST_ROUNDED, scales[o], SHIFT, rounded);
                 for (int64_t c = 0; c < count; c += FOUR)
                     memcpy(to + (i + c) * PANEL + (o - first) * FOUR, rounded + c, FOUR);
             }
