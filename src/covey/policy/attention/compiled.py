@@ -200,7 +200,7 @@ def _make_strided(tensor: Tensor | None) -> Strided:
 
 
 def _sums_like(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return empty float32 sums of this shape, each token's heads adjacent, and where they are rounded to."""
+    """Return empty float32 sums, and room for them rounded or None."""
     batch, heads, tokens, width = tensor.shape
     sums, *rounded = (
         tensor.new_empty(batch, tokens, heads, width, dtype=kind).transpose(1, 2)

@@ -270,7 +270,7 @@ def _ranks(layers: Sequence[Projection]) -> list[int]:
 
 
 def _narrow_room(x_NI: Tensor, layers: Sequence[Projection]) -> tuple[Tensor, Tensors]:
-    """Return room between all adapters' downs and ups, and each layer's part of it."""
+    """Return room for narrow tensors, and each layer's part of it."""
     ranks = _ranks(layers)
     room_NR = x_NI.new_empty(len(x_NI), sum(ranks))
     return room_NR, [own_NR if own_NR.shape[1] else None for own_NR in room_NR.split(ranks, dim=1)]

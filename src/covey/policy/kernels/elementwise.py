@@ -137,7 +137,7 @@ def apply_gate(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rotate(cosines_BTD: Tensor, sines_BTD: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-    """Rotate the halves of heads, (B, T, H, D) each, by their positions (RoPE, arXiv 2104.09864)."""
+    """Rotate the halves of heads by their positions (RoPE, arXiv 2104.09864)."""
     assert all(cosines_BTD.shape[-1] == x_BTHD.shape[-1] for x_BTHD in heads), "the family turns whole heads"
     angles = (angle.expand(len(heads[0]), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
     turned: tuple[Tensor, ...] = _Rotated.apply(*angles, *heads)
