@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from covey.policy.settings import longest_pass
 from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.settings import group_sizes
 from covey.system import collectives
@@ -76,14 +77,18 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
     packing = usable_layout(config.packing, subject.run.policy.attention)
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     group = len(prompt_ids) + group_size * added if packing == "shared" else group_size * rollout
+    most = config.micro_batch_tokens
+    if subject.run.policy.device.type == "cpu":  # passes end with groups
+        num_weights = sum(weight.numel() for weight in subject.run.policy.causal_lm.parameters())
+        most = min(most, longest_pass(num_weights, group))
     return BatchShape(
         prompt_ids,
         config.sampling.max_tokens,
         group_size,
         packing,
         subject.run.policy.attention,
-        num_tokens=max(rollout, min(config.micro_batch_tokens, num_groups * group)),
-        several=num_groups * group > config.micro_batch_tokens,
+        num_tokens=max(rollout, min(most, num_groups * group)),
+        several=num_groups * group > most,
         mask_id=mask_id,
     )
 

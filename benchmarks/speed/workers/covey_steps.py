@@ -84,6 +84,7 @@ def one_step(run: Run, config: Config, job: Job, step: int, meter: Meter) -> int
     if job.phase != "sampling":
         (batch,), _ = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
         run.trainer.step(batch, step, meter.mark_peak)
+        run.trainer.drop_gradients()
     run.source.publish(step + 1)
     return num_tokens
 

@@ -56,6 +56,14 @@ def has_gpu() -> bool:
     return Path(NVIDIA).exists()
 
 
+def is_intel() -> bool:
+    """Return True for Intel, whose MKL is fast, and for unknown processors."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return True
+
+
 @contextmanager
 def heavy_imports() -> Iterator[None]:
     """Import without garbage collection, and freeze the imported objects.

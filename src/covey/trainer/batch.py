@@ -4,6 +4,7 @@ How rollouts are split changes speed and memory, never the update: the denominat
 micro-batches and all ranks.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.credit.groups import Advantage
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy, to_device
+from covey.policy.settings import enough_tokens
 from covey.system import collectives
 from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, Stream, add_to_tree, usable_layout
 from covey.types import Batch, Group, MicroBatch, Rollout
@@ -85,8 +87,11 @@ def make_batch(
     totals: Totals,
     device: torch.device,
     attention: str = "sdpa",
+    enough: int = sys.maxsize,
 ) -> Batch:
     """Pack groups' rows into micro-batches of at most `micro_batch_tokens` tokens.
+
+    A micro-batch of `enough` tokens ends with its group, since a longer one is no faster.
 
     `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks, and where
     there are some those of `Batch.taught` and `Batch.supervised`; they may exceed what `rows` hold where rows without
@@ -96,7 +101,7 @@ def make_batch(
     packing = usable_layout(packing, attention)
     fills = any(row.rollout.input_length is not None for group in rows for row in group)
     lay_out = (FILL_LAYOUTS if fills else LAYOUTS)[packing]
-    parts = _split(rows, partial(Load, packing, attention == "forked"), micro_batch_tokens)
+    parts = _split(rows, partial(Load, packing, attention == "forked"), micro_batch_tokens, enough)
     tensors = partial(_tensors, lay_out=lay_out, device=device, attention=attention)
     return Batch(tuple(replace(tensors(part), **_lessons(part, tensors)) for part in parts), *totals)
 
@@ -133,7 +138,9 @@ class Packing:
 def pack_rows(
     rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Totals, limit: int | None = None
 ) -> Batch:
-    """Pack rows into micro-batches on the policy's device, at most `limit`."""
+    """Pack rows into micro-batches on the policy's device, at most `limit`, full ones then."""
+    num_weights = sum(weight.numel() for weight in policy.causal_lm.parameters())
+    is_bounded = policy.device.type == "cpu" and limit is None
     batch = make_batch(
         rows,
         packing=packing.layout,
@@ -141,6 +148,7 @@ def pack_rows(
         totals=totals,
         device=policy.device,
         attention=policy.attention,
+        enough=enough_tokens(num_weights) if is_bounded else sys.maxsize,
     )
     return replace(batch, micro_batches=batch.micro_batches[:limit])
 
@@ -214,15 +222,18 @@ class Load:
         return self._tree.num_padded if self.pads_ends else self._tree.num_tokens
 
 
-def _split(rows: Sequence[Sequence[Row]], empty: Callable[[], Load], budget: int) -> Iterator[Part]:
+def _split(rows: Sequence[Sequence[Row]], empty: Callable[[], Load], budget: int, enough: int) -> Iterator[Part]:
     """Fill micro-batches in order, splitting groups but not rows."""
     lengths = [end - start for group in rows for row in group for start, end in row.sequences]
-    if lengths and len(lengths) * max(lengths) <= budget:  # no layout takes more, so nothing is counted
+    if lengths and len(lengths) * max(lengths) <= min(budget, enough):  # no layout takes more, so nothing is counted
         yield [list(group) for group in rows if group]
         return
     part: Part = []
     load = empty()
     for group in rows:
+        if load.num_tokens >= enough:
+            yield part
+            part, load = [], empty()
         opens = True
         for row in group:
             if load.add(row, opens=opens) > budget and part:

@@ -5,7 +5,8 @@ Schedule and order are pure functions of the step, so they have no state to save
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,6 +105,23 @@ def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, 
     own = {**state, "param_groups": [{**group, "params": saved["params"]} for group, saved in pairs]}
     load = partial(sharding.load_full_optimizer_state, optimizer) if sharded else optimizer.load_state_dict
     load(own)
+
+
+@contextmanager
+def gradients_first(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Allocate gradients before activations, which then leave no holes between them.
+
+    What no pass inside reaches has none behind it.
+    """
+    made = [parameter for parameter in parameters if parameter.grad is None]
+    for parameter in made:
+        parameter.grad = torch.zeros_like(parameter)
+    versions = [parameter.grad._version for parameter in made if parameter.grad is not None]
+    yield
+    for parameter, version in zip(made, versions, strict=True):
+        grad = parameter.grad
+        if grad is not None and grad._version == version and not grad.any():
+            parameter.grad = None
 
 
 def clipped_step(

@@ -47,6 +47,7 @@ from covey.trainer.optimizer import (
     TrainerSettings,
     build_optimizer,
     clipped_step,
+    gradients_first,
     learning_rate,
     load_moments,
     optimizer_state,
@@ -259,7 +260,9 @@ class Trainer:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             ahead.rescale(self._parameters, self.objective.divisors, totals_of(batch))
-        sums, maxima = self._backward_all(prepared, statistics, batch, seed)
+        lies_first = len(prepared) > 1 and self.policy.device.type == "cpu" and not self.policy.sharded
+        with gradients_first(self._parameters if lies_first else []):
+            sums, maxima = self._backward_all(prepared, statistics, batch, seed)
         sums, maxima = [*ahead.sums, *sums], [*ahead.maxima, *maxima]
         if not self.policy.sharded:  # else the backward passes have done it
             with self.timer.phase("backward"):

@@ -109,6 +109,7 @@ def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measure
     counts = derive_numbers(config, num_gpus)
     prompts = counts["groups_per_rank" if config.packing == "shared" else "rollouts_per_rank"]
     tokens = max(1, int(counts["rollouts_per_rank"] * answer_bound(config) + prompts * known.prompt_tokens))
+    load = replace(load, group_tokens=-(-tokens // counts["groups_per_rank"]))
     if tokens > load.micro_batch_tokens:
         return load
     return replace(load, micro_batch_tokens=tokens, single_pass=not config.streaming)

@@ -107,7 +107,7 @@ def through_onednn(build: Callable[..., Policy] = nano, **settings: Any) -> Poli
     """All its linear layers go through oneDNN, however small and whatever the processor."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(linear, "MIN_WEIGHTS", 0)
-        patches.setattr(linear, "_is_intel", lambda: False)
+        patches.setattr(linear, "is_intel", lambda: False)
         return build(precision="float32", **settings)
 
 

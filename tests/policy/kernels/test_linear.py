@@ -82,7 +82,7 @@ def test_only_large_plain_linear_layers_are_touched() -> None:
 
 def test_auto_takes_onednn_for_large_layers_where_the_processor_is_not_intels(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(kernels: str, is_intel: bool) -> list[type[nn.Module]]:
-        monkeypatch.setattr(linear, "_is_intel", lambda: is_intel)
+        monkeypatch.setattr(linear, "is_intel", lambda: is_intel)
         model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(256, 256)])
         choose_library(model, kernels)
         return [type(module) for module in model]

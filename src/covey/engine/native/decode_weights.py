@@ -146,6 +146,13 @@ def refresh(decode_policy: Policy, policy: Policy) -> None:
             _take_parameters(mine, theirs, policy.precision)
 
 
+def release(decode_policy: Policy) -> None:
+    """Free packed weights that training changes, until `refresh`."""
+    for module in decode_policy.model.modules():
+        if isinstance(module, FusedModel | CompiledLinear):
+            module.release()
+
+
 def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype) -> None:
     """Share the unchanged parameters and copy the cast ones."""
     for name, parameter in theirs.named_parameters(recurse=False):

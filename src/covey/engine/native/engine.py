@@ -19,7 +19,7 @@ from covey.engine.drafts.drafter import Drafter
 from covey.engine.native import graph
 from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, CacheShape, budget
 from covey.engine.native.compiled import is_compiled
-from covey.engine.native.decode_weights import build_decode_policy, is_fused, is_wanted, refresh
+from covey.engine.native.decode_weights import build_decode_policy, is_fused, is_wanted, refresh, release
 from covey.engine.native.models import joined
 from covey.engine.native.rows import DecodeRow, SamplingRequest
 from covey.engine.native.runner import Runner, detect_capabilities
@@ -88,6 +88,7 @@ class NativeEngine:
 
     def _set_up(self) -> None:
         """Make scheduler and runner, once all is known."""
+        self._release_weights()
         self._reset()
 
     def _prepare(self, policy: Policy, kernels: str) -> None:
@@ -287,6 +288,7 @@ class NativeEngine:
             self._depart()
         if not self._scheduler.groups:
             self._runner.drop()
+            self._release_weights()
 
     def _forget_kept(self) -> None:
         """Drop kept tokens of idle sessions after a change of weights."""
@@ -300,6 +302,10 @@ class NativeEngine:
         """Refresh the decode weights after training."""
         if self._policy is not self._trained:
             refresh(self._policy, self._trained)
+
+    def _release_weights(self) -> None:
+        """Free weights packed for decoding while others train."""
+        release(self._policy)
 
     def _take_room(self) -> None:
         """Set the cache's bound by free memory, unless the settings fix it.

@@ -74,6 +74,9 @@ class OwnWeightsEngine(NativeEngine):
     def _take_weights(self) -> None:
         """Do nothing: weights change in `update` alone."""
 
+    def _release_weights(self) -> None:
+        """Do nothing: no other weights are here to pack again."""
+
     def _continue(self) -> None:
         """Continue running rows: their prefixes are encoded again."""
         with inference(self._policy.model):

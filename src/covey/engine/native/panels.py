@@ -97,15 +97,22 @@ class Panels:
 
     def __init__(self, outer: int, inner: int, dtype: torch.dtype) -> None:
         self.num_outputs = -(-outer // panel_width()) * panel_width()
-        stored = row_bytes(inner, torch.uint8) if dtype == torch.int8 else inner
-        self._panels = torch.empty(self.num_outputs * stored, dtype=dtype)
+        self._size = self.num_outputs * (row_bytes(inner, torch.uint8) if dtype == torch.int8 else inner)
+        self._panels = torch.empty(self._size, dtype=dtype)
         self.product = PanelProduct(self._panels.data_ptr(), inner=inner, outer=outer)
         self._scales = torch.zeros(self.num_outputs if dtype == torch.int8 else 0)
         if dtype == torch.int8:
             self.product.scales = self._scales.data_ptr()
 
+    def release(self) -> None:
+        """Free the buffer until `take` fills another."""
+        self._panels, self.product.panels = self._panels.new_empty(0), None
+
     @torch.no_grad()
     def take(self, weight_OI: Tensor) -> None:
+        if len(self._panels) < self._size:
+            self._panels = self._panels.new_empty(self._size)
+            self.product.panels = self._panels.data_ptr()
         outer, inner = weight_OI.shape
         weight_OI = weight_OI.detach().float().contiguous()
         tensors, numbers = [weight_OI, self._panels], [inner, outer, self._panels.dtype == torch.bfloat16]
@@ -146,6 +153,11 @@ class PackedWeights:
                 bias_O.copy_(part.bias_O)
         if self._adapters is not None:
             self._adapters.take(parts)
+
+    def release(self) -> None:
+        """Free what training changes, until `take` packs it again."""
+        if None in self._stamps:
+            self._panels.release()
 
     @property
     def narrow_width(self) -> int:
@@ -214,6 +226,9 @@ class CompiledLinear(nn.Module):
     def take(self, weights: Weights) -> None:
         self.packed.take([weights])
 
+    def release(self) -> None:
+        self.packed.release()
+
     def forward(self, input: Tensor) -> Tensor:
         x_NI = input.float().reshape(-1, input.shape[-1]).contiguous()
         return multiply(self.packed, x_NI, self.dtype).view(*input.shape[:-1], -1)
@@ -222,6 +237,7 @@ class CompiledLinear(nn.Module):
 def multiply(weights: PackedWeights, x_NI: Tensor, dtype: torch.dtype) -> Tensor:
     """Multiply rows in float32: (N, O)."""
     product = weights.product
+    assert product.panels, "weights are taken before a pass"
     out_NO = x_NI.new_empty(len(x_NI), product.outer)
     rooms = [x_NI.new_empty(BATCH * width) for width in (product.inner, weights.narrow_width)]
     rooms.append(torch.empty(weights.eighths, dtype=torch.int8))

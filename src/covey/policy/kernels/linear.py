@@ -4,7 +4,6 @@ The results are exact float32 products like MKL's, summed in another order; or, 
 Shapes: N inputs, I and O their width before and after.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from covey.policy.kernels.blocks import Joinable, Projection, has_tiles, is_computed, project, weight_gradient
 from covey.policy.kernels.support import product_type
+from covey.system.machine import is_intel
 
 MIN_WEIGHTS = 2**16
 """Fewest weights of a layer for the automatic choice; smaller ones stay with torch: benchmarks/NOTES.md."""
@@ -144,7 +144,7 @@ def choose_library(model: nn.Module, kernels: str, precision: torch.dtype = torc
     Others than torch only with "auto". Never by a timing: a resumed run could choose differently, and lose bit-for-bit
     equality.
     """
-    if kernels == "auto" and not _is_intel():
+    if kernels == "auto" and not is_intel():
         use_onednn(model, MIN_WEIGHTS)
     elif kernels == "auto" and precision == torch.bfloat16 and has_tiles():
         _change(model, TiledLinear, MIN_WEIGHTS)
@@ -170,14 +170,6 @@ def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Te
 def _is_whole(x: Tensor) -> bool:
     """Return True for non-empty float32 on a CPU."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
-
-
-def _is_intel() -> bool:
-    """Return True for Intel, whose MKL is fast, and for unknown processors."""
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return True
 
 
 def _linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from covey.config.schema import Config
 from covey.environments.settings import EpisodesConfig
-from covey.policy.settings import ModelConfig, chooses_liger
+from covey.policy.settings import ModelConfig, chooses_liger, longest_pass
 from covey.rollouts.settings import group_sizes
 from covey.run.memory.memory_model import Workload, kept_bytes, training_bytes
 from covey.run.memory.model_shapes import Shape, shape_of
+from covey.system.machine import is_intel
 
 ROOM = 0.9
 """Usable share of free memory, before a model is loaded: an allocator does not fill all of it."""
@@ -28,19 +29,26 @@ def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: boo
     shape = shape_of(config.model)
     if shape is None:
         return kept
-    load = workload(kept, num_ranks)
-    load = with_fused_layers(load, config.model, shape, is_gpu=True) if is_gpu else load
+    load = with_fused_layers(workload(kept, num_ranks), config.model, shape, is_gpu=is_gpu)
     needed = sum(kept_bytes(shape, load).values()) + training_bytes(shape, load)
     return replace(config, model=replace(config.model, gradient_checkpointing=needed > ROOM * free))
 
 
 def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gpu: bool) -> Workload:
-    """Mark layers that kernels compute: Liger's on GPUs, C on CPUs."""
+    """Mark layers that kernels compute: Liger's on GPUs, C on CPUs.
+
+    On CPUs passes end with groups, too.
+    """
     if is_gpu:
         return replace(load, fuses_layers=shape.has_kernels and chooses_liger(model.kernels, is_half=load.is_half))
     is_causal = model.kind == "causal"
     lays_out = is_causal and shape.has_kernels and model.kernels != "torch" and load.precision != "float64"
-    return replace(load, fuses_layers=load.precision == "float32" and is_causal, lays_out=lays_out)
+    in_c = lays_out and not is_intel()
+    longest = longest_pass(shape.weights, load.group_tokens) if load.group_tokens else sys.maxsize
+    if longest < load.micro_batch_tokens:
+        load = replace(load, micro_batch_tokens=longest, single_pass=False)
+    fuses = is_causal and (load.precision == "float32" or in_c)
+    return replace(load, fuses_layers=fuses, lays_out=lays_out, computes_in_c=in_c)
 
 
 def workload(config: Config, num_ranks: int) -> Workload:
@@ -63,6 +71,7 @@ def workload(config: Config, num_ranks: int) -> Workload:
         activation_offload=model.activation_offload,
         optimizer=config.optimizer.name,
         micro_batch_tokens=config.micro_batch_tokens,
+        group_tokens=group_size * answer_bound(config),
         logprob_chunk=config.logprob_chunk,
         num_shards=num_ranks if config.parallel.strategy == "fsdp" else 1,
         has_reference=holds_reference(config),

@@ -63,6 +63,10 @@ class Workload:
     """Tokens of them and of their prompts that are cached."""
     fuses_layers: bool = False
     """Norms and gates compute through covey's C on a CPU or Liger's kernels on a GPU, which keep their inputs alone."""
+    group_tokens: int = 0
+    """Tokens of a group, where passes end with groups."""
+    computes_in_c: bool = False
+    """Training multiplies in covey's C, which casts no weight and keeps no gate's product."""
     lays_out: bool = False
     """Sampling reads all linear layers as covey's C lays them out on a CPU, those in 4 and 8 bits as plain numbers."""
     cache_bytes: int | None = None
@@ -122,7 +126,7 @@ def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
     }
     if load.num_shards > 1:
         return {name: -(-count // load.num_shards) for name, count in kept.items()}
-    return kept | {"decode_copy": _decode_copy_bytes(shape, load)}
+    return kept | {"decode_copy": 0 if _repacks(load) else _decode_copy_bytes(shape, load)}
 
 
 def _reference_bytes(shape: Shape, load: Workload) -> int:
@@ -180,7 +184,7 @@ def _is_chunked(shape: Shape, load: Workload) -> bool:
 def kept_by_layer(shape: Shape, load: Workload) -> int:
     """Return a layer's saved bytes per token, without weights."""
     widths, value = _widths(shape), load.value_bytes
-    is_cast = load.is_half and not load.lora_rank and not load.fuses_layers
+    is_cast = load.is_half and not load.lora_rank and not (load.fuses_layers or load.computes_in_c)
     adapted = {layer.name for layer in shape.adapted(load.lora_targets)} if load.lora_rank else None
     layers = block_layers(shape)
     trained = [layer for layer in layers if adapted is None or layer.name in adapted]
@@ -193,7 +197,10 @@ def kept_by_layer(shape: Shape, load: Workload) -> int:
     # Attention keeps what goes in, what comes out, and a sum of each head
     attention = value * (2 * widths.queries + widths.keys_and_values) + 4 * shape.num_heads
     gates = value * (3 if widths.is_gated and not load.fuses_layers else 2) * widths.between
-    return norm + attention + gates + _input_bytes(trained, value, is_cast) + value * load.lora_rank * len(trained)
+    narrow = value * load.lora_rank * len(trained)
+    if load.computes_in_c and widths.is_gated:
+        trained = [layer for layer in trained if layer.inputs != widths.between]
+    return norm + attention + gates + _input_bytes(trained, value, is_cast) + narrow
 
 
 def passing_in_layer(shape: Shape, load: Workload) -> int:
@@ -209,9 +216,10 @@ def head_bytes(shape: Shape, load: Workload) -> int:
     entries = tokens * shape.vocabulary
     other = max(load.value_bytes * entries if load.is_half else 0, load.whole_bytes * min(entries, SOFTMAX_ENTRIES))
     # The weight's gradient: the sum over chunks so far, and in half precision that of one; there the weight cast, too
-    cast = load.value_bytes * load.is_half
+    cast = load.value_bytes * (load.is_half and not load.computes_in_c)
     each = 0 if load.lora_rank else load.whole_bytes * _is_chunked(shape, load) + cast
-    return load.whole_bytes * entries + other + (each + cast) * shape.vocabulary * shape.hidden
+    logits = load.value_bytes * entries if load.computes_in_c else load.whole_bytes * entries + other
+    return logits + (each + cast) * shape.vocabulary * shape.hidden
 
 
 def sampling_bytes(shape: Shape, load: Workload) -> int:
@@ -220,7 +228,8 @@ def sampling_bytes(shape: Shape, load: Workload) -> int:
         return 0
     cached = cache_and_logits(load, shape.key_value_width * load.value_bytes, shape.vocabulary)
     is_whole = load.num_shards > 1 or load.engine == "vllm"
-    return cached + (load.value_bytes * shape.weights if is_whole else 0)
+    packed = _decode_copy_bytes(shape, load) if _repacks(load) and load.num_shards == 1 else 0
+    return cached + packed + (load.value_bytes * shape.weights if is_whole else 0)
 
 
 def cache_and_logits(load: Workload, slot_bytes: int, vocabulary: int) -> int:
@@ -284,7 +293,7 @@ def _closes_attention(layer: Layer) -> bool:
 
 def cast_bytes(shape: Shape, load: Workload) -> int:
     """Return the bytes of weights cast by autocast."""
-    if not load.is_half:
+    if not load.is_half or load.computes_in_c:
         return 0
     return load.value_bytes * (trained_weights(shape, load) if load.lora_rank else shape.cast_weights)
 
@@ -301,6 +310,11 @@ def _frozen_bytes(shape: Shape, load: Workload) -> int:
         return 0
     linear = FOUR_BIT_BYTES if load.load_in_4bit else EIGHT_BIT_BYTES if load.load_in_8bit else load.value_bytes
     return int(linear * shape.linear_weights) + load.value_bytes * (shape.weights - shape.linear_weights)
+
+
+def _repacks(load: Workload) -> bool:
+    """Return True if weights packed for sampling are freed while they train."""
+    return load.lays_out and not load.lora_rank and load.engine == "native"
 
 
 def _decode_copy_bytes(shape: Shape, load: Workload) -> int:

@@ -85,10 +85,15 @@ class FusedLayer:
     def take(self, parts: LayerParts) -> None:
         for name, part in self._products(parts).items():
             self._panels[name].take(part)
+            getattr(self.call, name).panels = self._panels[name].product.panels
         for name, norm in self._all_norms(parts).items():
             self._norms[name].copy_(norm.weight + self._offsets[name])
         if self.mixed is not None:
             self.mixed.take(parts.mixer)
+
+    def release(self) -> None:
+        for panels in self._panels.values():
+            panels.release()
 
     @property
     def eighths(self) -> int:
@@ -152,6 +157,8 @@ class FusedModel(nn.Module):
         self._factor = float(vars(model).get("embedding_multiplier", 1.0))
         self._layers = [FusedLayer(parts, rules, weights_of, dtype) for parts in _layer_parts(model)]
         self._calls = (Layer * len(self._layers))(*(layer.call for layer in self._layers))
+        for layer, call in zip(self._layers, self._calls, strict=True):
+            layer.call = call
         products = (product for call in self._calls for product in (call.into, call.output, call.up, call.down))
         for product, following in pairwise(product for product in products if product.outer):
             product.next = ctypes.addressof(following)
@@ -180,6 +187,11 @@ class FusedModel(nn.Module):
         for mine, theirs in zip(self._layers, _layer_parts(model), strict=True):
             mine.take(theirs)
         self._norm.copy_(model._modules[self._family.final_norm].weight + self._offset)
+
+    def release(self) -> None:
+        """Free packed weights that training changes, until `take`."""
+        for layer in self._layers:
+            layer.release()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.get_submodule(self._family.embedding)
@@ -242,6 +254,7 @@ class FusedModel(nn.Module):
         self, hidden_RC: Tensor, embedded: Tensor, position_1T: Tensor, narrow: int = 0
     ) -> tuple[Pass, Sequence[Tensor]]:
         """Return a struct and the tensors to hold until it is read."""
+        assert self._calls[0].into.panels or self._calls[0].up.panels, "weights are taken before a pass"
         whole = [torch.empty(len(hidden_RC), width) for width in self._widths[:3]]
         rooms = [torch.empty(BATCH * max(width, narrow)) for width in self._widths[3:]]
         eighths = torch.empty(self._eighths, dtype=torch.int8)
