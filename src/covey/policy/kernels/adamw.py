@@ -37,15 +37,15 @@ class AdamW(torch.optim.AdamW):
         self._room = {weight: (torch.empty_like(weight), torch.empty_like(weight)) for weight in weights}
         """Moments to come: allocated before what comes and goes, they leave no holes in its memory."""
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._room = {weight: room for weight, room in self._room.items() if not self.state.get(weight)}
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._room = {weight: room for weight, room in self._room.items() if not self.state.get(weight)}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
