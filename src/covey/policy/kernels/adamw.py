@@ -33,13 +33,6 @@ class AdamW(torch.optim.AdamW):
     def __init__(self, groups: Any, **settings: Any) -> None:
         super().__init__(groups, fused=True, **settings)
         self._step_supports_amp_scaling = False  # a loss scale is taken off before
-        weights = [weight for group in self.param_groups for weight in group["params"]]
-        self._room = {weight: (torch.empty_like(weight), torch.empty_like(weight)) for weight in weights}
-        """Moments to come: allocated before what comes and goes, they leave no holes in its memory."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._room = {weight: room for weight, room in self._room.items() if not self.state.get(weight)}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -68,7 +61,7 @@ class AdamW(torch.optim.AdamW):
         state, (beta_1, beta_2) = self.state[weight], group["betas"]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = (moment.zero_() for moment in self._room.pop(weight))
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         state["step"] += 1
         number, rate = float(state["step"]), float(group["lr"])
         assert weight.grad is not None, "chosen for its gradient"
