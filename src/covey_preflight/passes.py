@@ -1,5 +1,6 @@
 """The memory of micro-batches, measured on synthetic rollouts."""
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -74,19 +75,18 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
     rollout = len(prompt_ids) + added
     if mask_id is None:
         rollout = len(prompt_ids) + max(1, subject.run.source.sampling.room(len(prompt_ids)))
-    packing = usable_layout(config.packing, subject.run.policy.attention)
+    policy = subject.run.policy
+    packing = usable_layout(config.packing, policy.attention)
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     group = len(prompt_ids) + group_size * added if packing == "shared" else group_size * rollout
-    most = config.micro_batch_tokens
-    if subject.run.policy.device.type == "cpu":  # passes end with groups
-        num_weights = sum(weight.numel() for weight in subject.run.policy.causal_lm.parameters())
-        most = min(most, longest_pass(num_weights, group))
+    bound = longest_pass(policy.num_weights, group) if policy.device.type == "cpu" else sys.maxsize
+    most = min(config.micro_batch_tokens, bound)
     return BatchShape(
         prompt_ids,
         config.sampling.max_tokens,
         group_size,
         packing,
-        subject.run.policy.attention,
+        policy.attention,
         num_tokens=max(rollout, min(most, num_groups * group)),
         several=num_groups * group > most,
         mask_id=mask_id,

@@ -78,6 +78,10 @@ class Policy:
         return self.causal_lm.device
 
     @property
+    def num_weights(self) -> int:
+        return sum(weight.numel() for weight in self.causal_lm.parameters())
+
+    @property
     def max_length(self) -> int:
         """Return the longest sequence, in tokens, whose positions depend on itself alone.
 

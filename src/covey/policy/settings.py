@@ -32,22 +32,13 @@ MIN_PASS_TOKENS, PASS_WORK = 512, 2**36
 """Tokens, and tokens times weights, from which a longer pass on a CPU is no faster."""
 
 
-def enough_tokens(num_weights: int) -> int:
-    """Return the tokens of a pass that keeps a CPU busy.
+def longest_pass(num_weights: int, group_tokens: int = 1) -> int:
+    """Return the tokens of a CPU's pass over groups that keeps it busy.
 
-    >>> enough_tokens(134_515_008), enough_tokens(1_000_000)
-    (512, 68719)
+    >>> longest_pass(134_515_008), longest_pass(134_515_008, 320)
+    (512, 640)
     """
-    return max(MIN_PASS_TOKENS, PASS_WORK // num_weights)
-
-
-def longest_pass(num_weights: int, group_tokens: int) -> int:
-    """Return the tokens of a CPU's pass over whole groups of one size.
-
-    >>> longest_pass(134_515_008, 640)
-    640
-    """
-    return group_tokens * -(-enough_tokens(num_weights) // group_tokens)
+    return group_tokens * -(-max(MIN_PASS_TOKENS, PASS_WORK // num_weights) // group_tokens)
 
 
 WITH_LORA = Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive)

@@ -20,7 +20,7 @@ from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.credit.groups import Advantage
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy, to_device
-from covey.policy.settings import enough_tokens
+from covey.policy.settings import longest_pass
 from covey.system import collectives
 from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, Stream, add_to_tree, usable_layout
 from covey.types import Batch, Group, MicroBatch, Rollout
@@ -139,7 +139,6 @@ def pack_rows(
     rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Totals, limit: int | None = None
 ) -> Batch:
     """Pack rows into micro-batches on the policy's device, at most `limit`, full ones then."""
-    num_weights = sum(weight.numel() for weight in policy.causal_lm.parameters())
     is_bounded = policy.device.type == "cpu" and limit is None
     batch = make_batch(
         rows,
@@ -148,7 +147,7 @@ def pack_rows(
         totals=totals,
         device=policy.device,
         attention=policy.attention,
-        enough=enough_tokens(num_weights) if is_bounded else sys.maxsize,
+        enough=longest_pass(policy.num_weights) if is_bounded else sys.maxsize,
     )
     return replace(batch, micro_batches=batch.micro_batches[:limit])
 

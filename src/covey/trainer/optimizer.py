@@ -116,11 +116,9 @@ def gradients_first(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     made = [parameter for parameter in parameters if parameter.grad is None]
     for parameter in made:
         parameter.grad = torch.zeros_like(parameter)
-    versions = [parameter.grad._version for parameter in made if parameter.grad is not None]
     yield
-    for parameter, version in zip(made, versions, strict=True):
-        grad = parameter.grad
-        if grad is not None and grad._version == version and not grad.any():
+    for parameter in made:
+        if parameter.grad is not None and parameter.grad._version == 0 and not parameter.grad.any():
             parameter.grad = None
 
 

@@ -110,8 +110,7 @@ class NativeEngine:
 
     def _drafts(self, speculation: str) -> bool:
         """Return True where drafts are wanted and change no bits."""
-        num_weights = sum(weight.numel() for weight in self._trained.causal_lm.parameters())
-        is_large = num_weights * self._trained.precision.itemsize > CACHED
+        is_large = self._trained.num_weights * self._trained.precision.itemsize > CACHED
         return self._keeps_bits and (speculation == "on" or (speculation == "auto" and is_large))
 
     def _capacity(self, max_rows: int, max_slots: int) -> Capacity:

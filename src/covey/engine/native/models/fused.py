@@ -58,16 +58,16 @@ class FusedLayer:
         self.rule = rules.get(self.index, NO_RULE)
         self.kind = None if parts.attention is None else vars(parts.attention).get("layer_type")
         self.mixed = None if parts.mixer is None else MixedLayer(parts.mixer)
-        self._panels = {name: PackedWeights(part, dtype) for name, part in self._products(parts).items()}
+        self.panels = {name: PackedWeights(part, dtype) for name, part in self._products(parts).items()}
         norms = self._all_norms(parts)
         self._offsets = {name: norm_offset(norm) for name, norm in norms.items()}
         self._norms = {name: torch.empty_like(norm.weight, dtype=torch.float32) for name, norm in norms.items()}
-        self.call = Layer(**{name: panels.product for name, panels in self._panels.items()})
+        self.call = Layer(**{name: panels.product for name, panels in self.panels.items()})
         for name, norm in self._norms.items():
             setattr(self.call, name, norm.data_ptr())
         self.call.half, self.call.scale = dtype == torch.bfloat16, parts.scale
         self.call.eps = eps_of(next(iter(parts.norms.values())))
-        self.call.hidden_width = self._panels["into" if "into" in self._panels else "up"].product.inner
+        self.call.hidden_width = self.panels["into" if "into" in self.panels else "up"].product.inner
         if self.mixed is not None:
             self.call.mixer = ctypes.addressof(self.mixed.call)
         if parts.attention is not None:
@@ -84,26 +84,22 @@ class FusedLayer:
 
     def take(self, parts: LayerParts) -> None:
         for name, part in self._products(parts).items():
-            self._panels[name].take(part)
-            getattr(self.call, name).panels = self._panels[name].product.panels
+            self.panels[name].take(part)
+            getattr(self.call, name).panels = self.panels[name].product.panels
         for name, norm in self._all_norms(parts).items():
             self._norms[name].copy_(norm.weight + self._offsets[name])
         if self.mixed is not None:
             self.mixed.take(parts.mixer)
 
-    def release(self) -> None:
-        for panels in self._panels.values():
-            panels.release()
-
     @property
     def eighths(self) -> int:
         """Return the bytes of a batch of rows in eight bits."""
-        return max(panels.eighths for panels in self._panels.values())
+        return max(panels.eighths for panels in self.panels.values())
 
     @property
     def narrow_width(self) -> int:
         """Return the most inner numbers per row of adapters' products."""
-        return max(panels.narrow_width for panels in self._panels.values())
+        return max(panels.narrow_width for panels in self.panels.values())
 
     def _all_norms(self, parts: LayerParts) -> dict[str, Any]:
         of_heads = dict(zip(("query_norm", "key_norm"), parts.head_norms, strict=False))
@@ -190,8 +186,8 @@ class FusedModel(nn.Module):
 
     def release(self) -> None:
         """Free packed weights that training changes, until `take`."""
-        for layer in self._layers:
-            layer.release()
+        for panels in (panels for layer in self._layers for panels in layer.panels.values()):
+            panels.release()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.get_submodule(self._family.embedding)
