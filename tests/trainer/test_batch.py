@@ -36,7 +36,7 @@ def group(name: str, *rollouts: Rollout) -> Group:
     return Group(Prompt(name, "test", name, {}), rollouts, ())
 
 
-def batch(groups: list[Group], packing: str, budget: int = 1000) -> Batch:
+def batch(groups: list[Group], packing: str, budget: int = 1000, enough: int = sys.maxsize) -> Batch:
     rows = make_rows(groups, [[float(i + 1) for i in range(len(g.rollouts))] for g in groups])
     tokens, sequences = count(rows)
     return make_batch(
@@ -45,7 +45,15 @@ def batch(groups: list[Group], packing: str, budget: int = 1000) -> Batch:
         micro_batch_tokens=budget,
         totals=(tokens, sequences, sequences),
         device=torch.device("cpu"),
+        enough=enough,
     )
+
+
+def test_a_micro_batch_with_enough_tokens_ends_with_its_group() -> None:
+    groups = [group(name, rollout((8, 8, 2)), rollout((9, 2))) for name in "abcd"]  # 6 tokens each
+    for enough, expected in ((1, [6, 6, 6, 6]), (7, [12, 12]), (12, [12, 12]), (13, [18, 6]), (1000, [24])):
+        found = batch(groups, "shared", enough=enough).micro_batches
+        assert [micro.input_ids_BT.numel() for micro in found] == expected
 
 
 def test_a_shared_prompt_is_in_the_stream_once() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from covey.trainer.optimizer import SCHEDULES, build_optimizer, learning_rate
+from covey.trainer.optimizer import SCHEDULES, build_optimizer, gradients_first, learning_rate
 from covey.trainer.settings import OptimizerConfig
 
 
@@ -130,3 +130,13 @@ def test_8_bit_adamw_goes_where_adamw_goes() -> None:
     gap = (exact.weight - rounded.weight).detach().abs()
     assert float(gap.mean()) < 1e-3  # of about 0.03 that they moved
     assert not torch.equal(exact.weight, rounded.weight)
+
+
+def test_gradients_that_lie_first_are_those_of_backward_and_none_where_no_pass_comes() -> None:
+    reached, zero, unreached = (nn.Parameter(torch.ones(3)) for _ in range(3))
+    with gradients_first([reached, zero, unreached]):
+        (2 * reached + 0 * zero).sum().backward()
+    assert reached.grad is not None
+    assert reached.grad.tolist() == [2, 2, 2]
+    assert zero.grad is not None
+    assert unreached.grad is None

@@ -19,8 +19,8 @@ from covey_report.plan.settings import as_cold_start, derive_numbers
 Change = tuple[str, Callable[[Config], Config]]
 CONTEXT, FRAGMENTS = 0.5e9, 0.05
 """Bytes of a GPU's context, share of its memory between tensors."""
-PROCESS = 0.4e9
-"""Bytes of a process on a CPU that has imported torch, transformers and covey, before it holds a model."""
+PROCESS, HOLES = 0.42e9, 0.1
+"""Bytes of a process on a CPU that has imported torch, transformers and covey, before it holds a model; holes there."""
 EXTRA = 1.4
 """Storage and traffic on top of hours times price."""
 USUAL_PROMPT = 128
@@ -119,9 +119,8 @@ def memory_on(shape: Shape, load: Workload, on: Hardware) -> dict[str, int]:
     """Sum the model's bytes and those of the process or context."""
     parts = memory_of(shape, load)
     total = parts.pop("in_all")
-    around = {"process": int(PROCESS)}
-    if on.is_gpu:
-        around = {"context": int(CONTEXT), "fragments": int(FRAGMENTS * total)}
+    name, count, share = ("context", CONTEXT, FRAGMENTS) if on.is_gpu else ("process", PROCESS, HOLES)
+    around = {name: int(count), "fragments": int(share * total)}
     return parts | around | {"in_all": total + sum(around.values())}
 
 

@@ -139,3 +139,18 @@ def test_dimensions_around_the_rows_keep_their_shape() -> None:
     assert layer(x).shape == (3, 5, 6)
     assert torch.equal(layer(x)[2, 4], layer(x[2, 4]))
     assert torch.equal(layer(x.transpose(0, 1)), layer(x).transpose(0, 1))
+
+
+def test_a_weight_that_trains_is_freed_until_it_is_taken_and_a_frozen_one_stays() -> None:
+    weight, x = normal(40, 32), normal(5, 32, seed=2)
+    trains = CompiledLinear(Weights.of(weight), torch.float32)
+    frozen = CompiledLinear(Weights((40, 32), lambda: weight, (1,), None, None), torch.float32)
+    expected = trains(x)
+    for layer in (trains, frozen):
+        layer.release()
+    assert not trains.packed.product.panels
+    assert torch.equal(frozen(x), expected)
+    with pytest.raises(AssertionError, match="taken before a pass"):
+        trains(x)
+    trains.take(Weights.of(weight))
+    assert torch.equal(trains(x), expected)
