@@ -33,7 +33,7 @@ MIN_PASS_TOKENS, PASS_WORK = 512, 2**36
 
 
 def longest_pass(num_weights: int, group_tokens: int = 1) -> int:
-    """Return the tokens of a CPU's pass over groups that keeps it busy.
+    """Return the tokens of a CPU's pass over whole groups.
 
     >>> longest_pass(134_515_008), longest_pass(134_515_008, 320)
     (512, 640)

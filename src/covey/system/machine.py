@@ -57,7 +57,7 @@ def has_gpu() -> bool:
 
 
 def is_intel() -> bool:
-    """Return True for Intel, whose MKL is fast, and for unknown processors."""
+    """Return True for Intel, whose MKL is fast, or unknown processors."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -138,7 +138,7 @@ class Packing:
 def pack_rows(
     rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Totals, limit: int | None = None
 ) -> Batch:
-    """Pack rows into micro-batches on the policy's device, at most `limit`, full ones then."""
+    """Pack rows into micro-batches on the policy's device, at most `limit`."""
     is_bounded = policy.device.type == "cpu" and limit is None
     batch = make_batch(
         rows,

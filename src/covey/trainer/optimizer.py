@@ -109,9 +109,9 @@ def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, 
 
 @contextmanager
 def gradients_first(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Allocate gradients before activations, which then leave no holes between them.
+    """Allocate gradients before activations, so that these leave no holes.
 
-    What no pass inside reaches has none behind it.
+    Parameters that no pass reaches have none afterwards.
     """
     made = [parameter for parameter in parameters if parameter.grad is None]
     for parameter in made:

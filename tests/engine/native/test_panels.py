@@ -141,7 +141,7 @@ def test_dimensions_around_the_rows_keep_their_shape() -> None:
     assert torch.equal(layer(x.transpose(0, 1)), layer(x).transpose(0, 1))
 
 
-def test_a_weight_that_trains_is_freed_until_it_is_taken_and_a_frozen_one_stays() -> None:
+def test_a_trained_weight_is_freed_until_it_is_taken_again() -> None:
     weight, x = normal(40, 32), normal(5, 32, seed=2)
     trains = CompiledLinear(Weights.of(weight), torch.float32)
     frozen = CompiledLinear(Weights((40, 32), lambda: weight, (1,), None, None), torch.float32)

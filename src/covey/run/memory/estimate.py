@@ -35,7 +35,7 @@ def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: boo
 
 
 def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gpu: bool) -> Workload:
-    """Mark layers that kernels compute, Liger's or C; bound a CPU's passes."""
+    """Mark layers that kernels compute; bound a CPU's passes."""
     if is_gpu:
         return replace(load, fuses_layers=shape.has_kernels and chooses_liger(model.kernels, is_half=load.is_half))
     is_causal = model.kind == "causal"

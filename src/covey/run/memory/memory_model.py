@@ -313,7 +313,7 @@ def _frozen_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _repacks(load: Workload) -> bool:
-    """Return True if weights packed for sampling are freed while they train."""
+    """Return True if sampling's packed weights are freed between."""
     return load.lays_out and not load.lora_rank and load.engine == "native"
 
 
