@@ -142,8 +142,8 @@ def test_a_draft_counts_up_to_its_first_wrong_token() -> None:
 
 def guess(known: Contexts, context: Sequence[int], number: float, beside: Contexts | None = None) -> tuple[int, float]:
     """Return the token that is guessed where the draw has this number, -1 for none, and its chance."""
-    given, chance = (ctypes.c_int32 * len(context))(*context), ctypes.c_float()
-    end = ctypes.c_void_p(ctypes.addressof(given) + 4 * len(context))
+    given, chance = (ctypes.c_int32 * 8)(*[-1] * (8 - len(context)), *context), ctypes.c_float()
+    end = ctypes.c_void_p(ctypes.addressof(given) + 32)
     texts = [None if each is None else ctypes.byref(each.call) for each in (known, beside)]
     found = library(SOURCE).covey_guess(*texts, end, ctypes.byref(ctypes.c_double(number)), ctypes.byref(chance))
     return found, chance.value
@@ -157,7 +157,7 @@ def test_the_token_is_guessed_on_which_the_next_number_falls_after_the_longest_c
     sure, unsure = (guess(known, [1, 2, 3, 4], number) for number in (0.6, 0.31))
     assert 0.6 < sure[1] < 1.0
     assert unsure[1] < 0.6
-    assert guess(known, [7, 7, 7, 9], 0.2)[0] == 4
+    assert guess(known, [7, 7, 6, 9], 0.2)[0] == 4
     assert guess(known, [0, 0, 0, 0], 0.2) == (-1, 0.0)
 
 
@@ -179,9 +179,9 @@ def test_completions_of_prompts_unused_for_longest_are_forgotten() -> None:
     memory = Memory(most=6)
     for prompt_ids, text in (((1, 2), [11, 12, 13]), ((3, 4), [21, 22]), ((1, 2), [14]), ((5, 6), [31])):
         memory.keep(prompt_ids, text, [0.0] * len(text))
-    assert guess(memory.contexts((3, 4)), [0, 0, 0, 4], 0.5)[0] == -1
-    assert guess(memory.contexts((1, 2)), [0, 0, 0, 2], 0.3)[0] == 11
-    assert guess(memory.contexts((5, 6)), [0, 0, 0, 6], 0.5)[0] == 31
+    assert guess(memory.contexts((3, 4)), [0, 0, 3, 4], 0.5)[0] == -1
+    assert guess(memory.contexts((1, 2)), [0, 0, 1, 2], 0.3)[0] == 11
+    assert guess(memory.contexts((5, 6)), [0, 0, 5, 6], 0.5)[0] == 31
 
 
 def row_of(token_ids: Sequence[int], max_tokens: int = 40, stop_ids: frozenset[int] = frozenset()) -> DecodeRow:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from covey.policy.kernels.compiler import KERNELS, fields_of, library
 
 SOURCE, HEADER = KERNELS / "layer.c", KERNELS / "drafts.h"
-ORDERS = (4, 2, 1)
+ORDERS = (8, 4, 2)
 """Lengths of the contexts in texts of the same prompt."""
-SHARED_ORDERS = (3, 2, 1)
+SHARED_ORDERS = (4, 2, 1)
 """Lengths of those in texts of any prompt."""
 REMEMBERED = 2**22
 """Tokens of finished completions that are remembered, eight bytes each."""

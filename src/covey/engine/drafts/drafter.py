@@ -25,8 +25,8 @@ MOST = 7
 """Drafted tokens of a row in a pass, beside its newest one."""
 MOST_ROWS = 48
 """Rows beside which no draft is fed: a pass over more positions takes longer in proportion."""
-POSITIONS, MORE = 16, 8
-"""Positions of a pass at least, and those beside rows: blocks of a product."""
+MORE = 24
+"""Positions of a pass beside rows: three blocks of a product."""
 NEWEST = 64
 """Tokens of a running row that are counted at most at a time: others were written while no draft was wanted."""
 Drawn = tuple[Sequence[DecodeRow], list[int], list[float]]
@@ -104,7 +104,7 @@ class Drafter:
         contexts = [self._contexts_of(row) for row in rows]
         num, room, before = (
             len(rows),
-            max(POSITIONS, len(rows) + MORE),
+            len(rows) + MORE,
             [_before(row, len(row.token_ids)) for row in rows],
         )
         uniform_RS = random_uniform(

@@ -11,17 +11,18 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define LONGEST 4     /* tokens of a context */
+#define LONGEST 8     /* tokens of a context */
 #define TABLES 6      /* contexts that are asked at most, of a prompt's texts and of others' */
 #define KINDS 64      /* tokens that a context names at most, those that followed it first */
 #define MOST_DRAFTS 7        /* drafts of a row in a pass */
-#define LEVELS 10     /* steps of a guess's probability, each of which has its own share of right guesses */
+#define LEVELS 15     /* steps of a guess's probability, each of which has its own share of right guesses */
 #define SIZES 65      /* of passes */
 #define REST 0.1f     /* probability of other tokens below which shorter contexts are not looked at */
-#define DEVIATION 0.02 /* standard deviation of what is known of a cumulative probability, however often it was seen */
+#define DEVIATION 0.01 /* standard deviation of what is known of a cumulative probability, however often it was seen */
 #define UNKNOWN 131072.0f /* token ids that an unknown one is thought to be among */
 #define RISE 0.02f    /* share of a pass's time that one more position is thought to take before it was measured */
 #define FORGETS 0.998f /* factor of times that were not measured again: what seemed slow long ago is tried again */
+#define FILLS 0.25f   /* share of the least chance that pays at which guesses end: some fill a block that others began */
 #define GAIN 1.04f    /* least gain in speed that is believed: times of passes vary */
 #define LATELY 0.95f  /* factor of what was saved before, look by look */
 #define LOST 0.2f     /* share of a pass's time that drafts may have lost lately */
@@ -49,7 +50,7 @@ typedef struct {
 /* What was learned of passes and guesses; all 0 at first. */
 typedef struct {
     float seconds[65];         /* of passes by size, 0: not measured */
-    float tried[10], right[10]; /* guesses by level */
+    float tried[60], right[60]; /* guesses by level and by the length of the context that told them: 8, 4, 2 or 1 */
     float looking;             /* seconds of a look at a row */
     float lately;              /* seconds that looks have saved lately, less what they took */
     float drafted, accepted, saved; /* tokens and seconds since they were asked for */
@@ -62,7 +63,7 @@ typedef struct {
     Pace *pace;
     Texts **texts;           /* of rows' prompts */
     const Texts *beside;     /* of any prompt */
-    int32_t *ids;            /* rows x (4 + span): the newest before, then those written, then guesses */
+    int32_t *ids;            /* rows x (8 + span): the newest before, then those written, then guesses */
     float *logprobs;         /* rows x span, as below */
     const double *uniforms;
     const int64_t *left;     /* tokens that a row may write */
@@ -159,7 +160,7 @@ static double beyond(double uniform, double bound, int64_t num_seen) {
 /* A context that tells next tokens, and the share of the probability that it tells of. */
 typedef struct {
     const Follower *all;
-    int32_t at, count;
+    int32_t at, count, order;
     float share;
 } Teller;
 
@@ -173,14 +174,14 @@ static int tellers(const Texts *own, const Texts *beside, const int32_t *end, Te
     const Texts *const both[2] = {own, beside};
     int num = 0;
     *rest = 1.0f;
-    for (int64_t order = LONGEST; order > 0; order--)
+    for (int64_t order = LONGEST; order > 0; order /= 2)
         for (int b = 0; b < 2; b++) {
             const Texts *t = both[b];
             if (!t || !t->room || *rest < REST) continue;
             if (t->orders[0] != order && t->orders[1] != order && t->orders[2] != order) continue;
             const Context *c = place_of(t, key_of(end, order));
             if (!c->key) continue;
-            told[num] = (Teller){t->followers, c->first, c->count, *rest};
+            told[num] = (Teller){t->followers, c->first, c->count, (int32_t)order, *rest};
             for (int32_t at = c->first; at >= 0; at = t->followers[at].next)
                 *rest -= chance_of(&told[num], &t->followers[at]);
             if (*rest < 0.0f) *rest = 0.0f;
@@ -189,14 +190,15 @@ static int tellers(const Texts *own, const Texts *beside, const int32_t *end, Te
     return num;
 }
 
-/* The token that `uniform` draws, or -1, and its chance. */
-static int32_t guess(const Texts *own, const Texts *beside, const int32_t *end, double uniform, float *chance) {
+/* The token that `uniform` draws, or -1, its chance, and the length of the longest context that tells of it. */
+static int32_t guess(const Texts *own, const Texts *beside, const int32_t *end, double uniform, float *chance,
+                     int32_t *order) {
     Teller told[TABLES];
     float rest, most = 0.0f;
     const int num = tellers(own, beside, end, told, &rest);
     const int64_t num_seen = num ? told[0].count : 0;
     int32_t likeliest = -1;
-    *chance = 0.0f;
+    *chance = 0.0f, *order = num ? told[0].order : 0;
     for (double below = 0.0;;) {
         int32_t token = INT32_MAX;
         for (int i = 0; i < num; i++)
@@ -218,7 +220,8 @@ static int32_t guess(const Texts *own, const Texts *beside, const int32_t *end, 
 }
 
 int32_t covey_guess(const Texts *own, const Texts *beside, const int32_t *end, const double *uniform, float *chance) {
-    return guess(own, beside, end, *uniform, chance);
+    int32_t order;
+    return guess(own, beside, end, *uniform, chance, &order);
 }
 
 /* ---------------------------------------------------------------------------------------------------- passes */
@@ -261,8 +264,14 @@ static float least_chance(const Pace *p, int64_t rows, int64_t room) {
     return p->always ? 0.0f : least < 0.02f ? 0.02f : least;
 }
 
-INLINE float right_share(const Pace *p, int64_t level) { /* a guess is believed at first, as if seen four times */
-    return (p->right[level] + 4.0f * ((float)level + 0.5f) / LEVELS) / (p->tried[level] + 4.0f);
+/* Tenths of a chance, and fiftieths of the last one, for each length of a context. */
+static int64_t level_of(float chance, int32_t order) {
+    const int64_t step = chance < 0.9f ? (int64_t)(10.0f * chance) : smaller(LEVELS - 1, 9 + (int64_t)(50.0f * (chance - 0.9f)));
+    return LEVELS * (order > 4 ? 3 : order / 2) + step;
+}
+
+INLINE float right_share(const Pace *p, int64_t level, float chance) { /* believed at first, as if seen four times */
+    return (p->right[level] + 4.0f * chance) / (p->tried[level] + 4.0f);
 }
 
 static void learn(Pace *p, int64_t level, int is_right) {
@@ -293,12 +302,13 @@ static void guess_row(Drafts *d, int64_t row, float least) {
     const int64_t most = smaller(MOST_DRAFTS, d->left[row] - d->written[row] - 1);
     int32_t *end = end_of_row(d, row);
     float all = 1.0f, chance;
+    int32_t order;
     for (int64_t i = 0; i < most; i++) {
         const double uniform = d->uniforms[row * d->span + d->written[row] + i];
-        const int32_t token = guess(d->texts[row], d->beside, end + i, uniform, &chance);
+        const int32_t token = guess(d->texts[row], d->beside, end + i, uniform, &chance, &order);
         if (token < 0 || is_stop(d, row, token)) return;
-        const int64_t level = smaller(LEVELS - 1, (int64_t)(LEVELS * chance));
-        all *= right_share(d->pace, level);
+        const int64_t level = level_of(chance, order);
+        all *= right_share(d->pace, level, chance);
         if (all < least) return;
         end[i] = token, d->levels[row * MOST_DRAFTS + i] = level, d->chances[row * MOST_DRAFTS + i] = all;
         d->guesses[row] = i + 1;
@@ -338,7 +348,7 @@ static void look(Drafts *d) {
     }
     if (least >= 1.0f || d->room <= d->rows || (plain == 0.0f && !p->always)) return;
     const double started = now();
-    for (int64_t row = 0; row < d->rows; row++) guess_row(d, row, least);
+    for (int64_t row = 0; row < d->rows; row++) guess_row(d, row, FILLS * least);
     choose(d);
     d->looked = now() - started;
     int64_t num = 0;
