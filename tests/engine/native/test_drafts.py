@@ -228,7 +228,7 @@ def test_positions_fill_a_block_and_begin_no_other() -> None:
 def test_what_was_slow_once_is_tried_again() -> None:
     row, drafter = row_of([4, 5, 6, 4, 5, 6]), paced({2: 0.1, 1: 0.010})
     assert fed(drafter, [row]) == [[6]]
-    for _ in range(2000):
+    for _ in range(20000):
         note(drafter, 1, 0.010)
     assert len(fed(drafter, [row])[0]) > 2
 

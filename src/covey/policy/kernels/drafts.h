@@ -21,9 +21,11 @@
 #define DEVIATION 0.01 /* standard deviation of what is known of a cumulative probability, however often it was seen */
 #define UNKNOWN 131072.0f /* token ids that an unknown one is thought to be among */
 #define RISE 0.02f    /* share of a pass's time that one more position is thought to take before it was measured */
-#define FORGETS 0.998f /* factor of times that were not measured again: what seemed slow long ago is tried again */
+#define FORGETS 0.999f /* factor of times that were not measured again: what seemed slow long ago is tried again */
 #define FILLS 0.25f   /* share of the least chance that pays at which guesses end: some fill a block that others began */
-#define GAIN 1.04f    /* least gain in speed that is believed: times of passes vary */
+#define GAIN 1.12f    /* least gain in speed that is believed: times of passes vary */
+#define DRAFTED 40    /* passes with drafts between two looks at how long passes without take */
+#define PLAIN 3       /* passes of such a look: the first of a call is slow */
 #define LATELY 0.95f  /* factor of what was saved before, look by look */
 #define LOST 0.2f     /* share of a pass's time that drafts may have lost lately */
 #define NEGLIGIBLE 0.005f /* share of a pass's time that a look may always take */
@@ -56,6 +58,7 @@ typedef struct {
     float drafted, accepted, saved; /* tokens and seconds since they were asked for */
     int64_t always;            /* whether guesses are fed without asking the clock */
     int64_t pause, wait;       /* passes between looks, and those left */
+    int64_t since;             /* passes with drafts since others were measured; below 0: those still to measure */
 } Pace;
 
 /* Rows that write up to `span` tokens each, with drafts. */
@@ -232,13 +235,13 @@ static int64_t size_of(int64_t num_fed) {
     return smaller(SIZES - 1, (num_fed + step - 1) / step * step);
 }
 
-/* Take a measurement; one that is much too long counts little. */
+/* Take a measurement; one that is longer than others counts little: something else ran. */
 void covey_note_pass(Pace *p, int64_t num_fed, float seconds) {
     const int64_t size = size_of(num_fed);
     for (int64_t i = 0; i < SIZES; i++)
         if (i != size) p->seconds[i] *= FORGETS;
     const float before = p->seconds[size] > 0.0f ? p->seconds[size] : seconds;
-    p->seconds[size] = before + 0.2f * ((seconds < 1.5f * before ? seconds : 1.5f * before) - before);
+    p->seconds[size] = before + (seconds < before ? 0.5f * (seconds - before) : 0.1f * (fminf(seconds, 1.5f * before) - before));
 }
 
 /* The expected seconds of a pass, 0 without a shorter one. */
@@ -270,8 +273,9 @@ static int64_t level_of(float chance, int32_t order) {
     return LEVELS * (order > 4 ? 3 : order / 2) + step;
 }
 
-INLINE float right_share(const Pace *p, int64_t level, float chance) { /* believed at first, as if seen four times */
-    return (p->right[level] + 4.0f * chance) / (p->tried[level] + 4.0f);
+/* Most of a guess's own chance is believed at first, as if it had been seen six times. */
+INLINE float right_share(const Pace *p, int64_t level, float chance) {
+    return (p->right[level] + 6.0f * 0.75f * chance) / (p->tried[level] + 6.0f);
 }
 
 static void learn(Pace *p, int64_t level, int is_right) {
@@ -346,6 +350,7 @@ static void look(Drafts *d) {
         p->wait--;
         return;
     }
+    if (p->since < 0 && !p->always) return;
     if (least >= 1.0f || d->room <= d->rows || (plain == 0.0f && !p->always)) return;
     const double started = now();
     for (int64_t row = 0; row < d->rows; row++) guess_row(d, row, FILLS * least);
@@ -399,6 +404,8 @@ void covey_judge(Drafts *d, const int64_t *tokens, const float *logprobs) {
         f = next;
     }
     covey_note_pass(d->pace, d->num_fed, seconds);
+    d->pace->since += d->num_fed > d->rows || d->pace->since < 0;
+    if (plain == 0.0f || d->pace->since > DRAFTED) d->pace->since = -PLAIN;
     d->pace->drafted += (float)(d->num_fed - d->rows), d->pace->accepted += (float)(taken - d->rows);
     if (d->num_fed == d->rows || plain == 0.0f) return;
     const float saved = plain * (float)taken / (float)d->rows - seconds;
