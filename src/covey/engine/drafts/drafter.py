@@ -25,6 +25,8 @@ MOST = 7
 """Drafted tokens of a row in a pass, beside its newest one."""
 MOST_ROWS = 48
 """Rows beside which no draft is fed: a pass over more positions takes longer in proportion."""
+LOOK_EVERY = 8
+"""Calls between two of the kind that was slower."""
 MORE = 24
 """Positions of a pass beside rows: three blocks of a product."""
 NEWEST = 64
@@ -91,6 +93,24 @@ class Drafter:
         self._memory = Memory()
         self._paces = Pace(always=always), Pace(always=always)
         """Paces of passes without and with a filtered draw, which takes long."""
+        self._always, self._calls = always, 0
+        self._seconds: dict[tuple[int, bool], float] = {}
+        """Seconds of a token by the number of rows, with drafts or without, as whole calls took."""
+
+    def is_wanted(self, num_rows: int) -> bool:
+        """Return True where the next call is to draft."""
+        self._calls += 1
+        drafted, plain = (self._seconds.get((num_rows, kind)) for kind in (True, False))
+        if self._always or num_rows > MOST_ROWS:
+            return self._always and num_rows <= MOST_ROWS
+        if drafted is None or plain is None:
+            return drafted is None
+        return (drafted < plain) != (self._calls % LOOK_EVERY == 0)
+
+    def note(self, num_rows: int, is_drafted: bool, seconds: float) -> None:
+        """Take the seconds of a token in a call."""
+        before = self._seconds.get((num_rows, is_drafted), seconds)
+        self._seconds[num_rows, is_drafted] = before + 0.3 * (min(seconds, 1.5 * before) - before)
 
     def keep(self, rows: Iterable[DecodeRow]) -> None:
         """Remember what rows have written when their turns are over."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.engine.drafts.drafter import MOST, MOST_ROWS, Drafter, Drawn, accept
+from covey.engine.drafts.drafter import MOST, Drafter, Drawn, accept
 from covey.engine.lockstep.reader import state_shape
 from covey.engine.native import compiled
 from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
@@ -111,9 +111,15 @@ class Runner:
             known = [row.known_next(max(1, MOST_KNOWN // len(rows))) for row in rows]
             if any(known):
                 return self._draw_known(scheduler, known)
-        if self._drafter is not None and most > 1 and len(rows) <= MOST_ROWS:
-            return self._decode_drafted(scheduler, self._drafter, most, seconds)
-        return self._decode_plain(scheduler, most, seconds)
+        if self._drafter is None or most == 1:
+            return self._decode_plain(scheduler, most, seconds)
+        started, is_drafted = time.perf_counter(), self._drafter.is_wanted(len(rows))
+        if is_drafted:
+            drawn = self._decode_drafted(scheduler, self._drafter, most, seconds)
+        else:
+            drawn = self._decode_plain(scheduler, most, seconds)
+        self._drafter.note(len(rows), is_drafted, (time.perf_counter() - started) / len(drawn[1]))
+        return drawn
 
     def _decode_plain(self, scheduler: Scheduler, most: int, seconds: float) -> Drawn:
         """Feed every row its newest token; draw one, or several in C."""
