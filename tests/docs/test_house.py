@@ -16,7 +16,6 @@ FULLER = {
     "src/covey/run": 17,  # parts, stages and records of one run
     "src/covey/rollouts": 19,  # prompts and their order, attempts, groups, texts for a teacher: a file each
     "src/covey/system": 17,  # what knows nothing of GRPO, a trade each
-    "src/covey/policy/kernels": 25,  # sources in C beside the modules that call them
     "benchmarks": 17,  # a command each
     "benchmarks/real": 17,  # a measurement each, with its page
     "benchmarks/speed": 18,  # a measurement each, and their tables

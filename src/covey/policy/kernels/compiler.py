@@ -17,8 +17,8 @@ from typing import Any
 
 from covey.system.disk import cache_folder
 
-KERNELS = Path(__file__).parent
-"""The folder of covey's own sources."""
+KERNELS = Path(__file__).parent / "c"
+"""The folder of sources that several packages compile."""
 
 COMPILERS = ("gcc", "cc", "clang")
 # Not -ffast-math: a library linked with it lets the whole process round tiny numbers to 0. Nor -fassociative-math: sums

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
 
-RECURRENCE = KERNELS.parent / "recurrence"
+RECURRENCE = KERNELS.parents[1] / "recurrence"
 """The folder of layers with a state: their sources stand beside the module that calls them."""
 LANES, MAX_WIDTH = 16, 256
 """Widths of heads: multiples of LANES up to MAX_WIDTH, as in attention.c and decode.h."""

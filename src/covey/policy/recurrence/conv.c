@@ -6,7 +6,7 @@
    are written by one thread each, in an order that follows from a tree alone; the weight's gradient is summed over
    blocks of the stream. So no bit depends on the number of threads. */
 
-#include "../kernels/lanes.h"
+#include "../kernels/c/lanes.h"
 
 #define PIECE 512 /* channels that are computed together */
 #define BLOCK 32  /* tokens of a task, whose share of the weight's gradient is one sum */

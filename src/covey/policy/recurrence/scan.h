@@ -13,7 +13,7 @@
 
 #include <omp.h>
 
-#include "../kernels/outer_products.h"
+#include "../kernels/c/outer_products.h"
 
 #define CHUNK 32
 #define PADDED (2 * CHUNK + ROWS) /* the last rows may go beyond */
