@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from covey.policy.kernels.compiler import KERNELS, fields_of, library
+from covey.policy.kernels.compiler import KERNELS, library, struct_of
 
 SOURCE, HEADER = KERNELS / "layer.c", KERNELS / "drafts.h"
 ORDERS = (8, 4, 2)
@@ -17,12 +17,7 @@ REMEMBERED = 2**22
 """Tokens of finished completions that are remembered, eight bytes each."""
 SHARED = 2**16
 """Most tokens of any prompt's texts that are counted at a time: a hundred bytes each."""
-
-
-class TextsCall(ctypes.Structure):
-    """The struct Texts of drafts.h."""
-
-    _fields_ = fields_of(HEADER, "Texts")
+TextsCall = struct_of(HEADER, "Texts")
 
 
 class Contexts:

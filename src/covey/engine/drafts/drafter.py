@@ -18,7 +18,7 @@ from torch import Tensor
 from covey.engine.base import EngineStats
 from covey.engine.drafts.contexts import HEADER, ORDERS, SOURCE, Contexts, Memory
 from covey.engine.native.rows import DecodeRow, RowDraws
-from covey.policy.kernels.compiler import fields_of, library
+from covey.policy.kernels.compiler import library, struct_of
 from covey.policy.sampling import random_uniform
 
 MOST = 7
@@ -33,18 +33,8 @@ NEWEST = 64
 """Tokens of a running row that are counted at most at a time: others were written while no draft was wanted."""
 Drawn = tuple[Sequence[DecodeRow], list[int], list[float]]
 """Tokens in the order of each row's, their rows and log-probabilities."""
-
-
-class Pace(ctypes.Structure):
-    """The struct of the same name in drafts.h."""
-
-    _fields_ = fields_of(HEADER, "Pace")
-
-
-class DraftsCall(ctypes.Structure):
-    """The struct Drafts of drafts.h."""
-
-    _fields_ = fields_of(HEADER, "Drafts")
+Pace = struct_of(HEADER, "Pace")
+DraftsCall = struct_of(HEADER, "Drafts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ class Drafted:
     """Rows that write some tokens each, with drafts."""
 
     rows: Sequence[DecodeRow]
-    call: DraftsCall
+    call: ctypes.Structure
     tensors: dict[str, Tensor]
     """Tensors of the call, by its fields."""
     held: Any

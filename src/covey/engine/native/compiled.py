@@ -20,19 +20,15 @@ from covey.policy import sampling
 from covey.policy.attention.base import Rule
 from covey.policy.attention.compiled import compiled_layout
 from covey.policy.attention.packed import StreamSegment
-from covey.policy.kernels.compiler import KERNELS, fields_of, library
+from covey.policy.kernels.compiler import KERNELS, library, struct_of
 from covey.policy.kernels.support import unsupported_reason, with_dense_heads
 from covey.policy.sampling import Distribution
 
 NO_WINDOW = 2**40
 NO_FILTERS = (0, 1.0, 0.0)
 """top_k, top_p and min_p that keep every token."""
-
-
-class Decode(ctypes.Structure):
-    """The struct of the same name in decode.h."""
-
-    _fields_ = fields_of(KERNELS / "decode.h", "Decode")
+Decode = struct_of(KERNELS / "decode.h", "Decode")
+DrawsCall = struct_of(KERNELS / "draw.h", "Draws")
 
 
 class Cached(ctypes.Structure):
@@ -44,12 +40,6 @@ class Cached(ctypes.Structure):
         ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
     )
-
-
-class DrawsCall(ctypes.Structure):
-    """The struct Draws of draw.h."""
-
-    _fields_ = fields_of(KERNELS / "draw.h", "Draws")
 
 
 class CompiledPrefillLayout(PrefillLayout):

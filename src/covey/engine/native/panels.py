@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from covey.policy.kernels.compiler import KERNELS, fields_of, library
+from covey.policy.kernels.compiler import KERNELS, library, struct_of
 
 SOURCE = KERNELS / "layer.c"
 BATCH = 64
 """Rows in a batch, as in layer.c: there must be room for them."""
+PanelProduct = struct_of(SOURCE, "Product")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,6 @@ class Weights:
     def of(weight_OI: Tensor, bias_O: Tensor | None = None, adapter: Adapter | None = None) -> "Weights":
         """Return the weights of a layer of plain numbers."""
         return Weights((len(weight_OI), weight_OI.shape[1]), lambda: weight_OI, None, bias_O, adapter)
-
-
-class PanelProduct(ctypes.Structure):
-    """The struct `Product` in layer.c."""
-
-    _fields_ = fields_of(SOURCE, "Product")
 
 
 class Beside(ctypes.Structure):

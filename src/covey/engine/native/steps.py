@@ -67,7 +67,7 @@ class DecodeSteps:
         position_RS = layout.position_R[:, None] + torch.arange(drafted.call.span) + self._first
         return self._model.run_steps(layout, room, position_RS.view(1, -1), steps, packed.narrow_width)
 
-    def _describe(self, num_positions: int, *tensors: Tensor) -> tuple[StepsCall, list[Tensor]]:
+    def _describe(self, num_positions: int, *tensors: Tensor) -> tuple[ctypes.Structure, list[Tensor]]:
         """Return a call with draws, and the tensors to hold."""
         packed = self._head.packed
         logits_FV = torch.empty(num_positions, packed.product.outer)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from covey.policy.attention.base import Rule
 from covey.policy.attention.packed import PackedLayout, StreamSegment, packed_layout
-from covey.policy.kernels.compiler import KERNELS, fields_of, library
+from covey.policy.kernels.compiler import KERNELS, library, struct_of
 from covey.policy.kernels.support import SUPPORT, with_dense_heads
 
 SOURCE = KERNELS / "attention.c"
@@ -28,18 +28,9 @@ BACKWARD_CHUNK = 512
 """Branch tokens whose gradients are summed before they are added to the prefix in memory; more where the prefix is
 longer."""
 NO_WINDOW = 2**40
-
-
-class Strided(ctypes.Structure):
-    """Heads in attention.c: a tensor with its strides by head and token."""
-
-    _fields_ = fields_of(SOURCE, "Heads")
-
-
-class Attention(ctypes.Structure):
-    """The struct of the same name in attention.c."""
-
-    _fields_ = fields_of(SOURCE, "Attention", Heads=Strided)
+Strided = struct_of(SOURCE, "Heads")
+"""A tensor with its strides by head and token."""
+Attention = struct_of(SOURCE, "Attention", Heads=Strided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +167,7 @@ def _chunks(chunks: Iterable[Chunk]) -> Chunks:
     return Chunks(torch.tensor(rows, dtype=torch.int64), partial)
 
 
-def _call(chunks: Chunks, branch_T: Tensor, rule: Rule, query: Tensor, key: Tensor) -> Attention:
+def _call(chunks: Chunks, branch_T: Tensor, rule: Rule, query: Tensor, key: Tensor) -> ctypes.Structure:
     _, num_heads, num_tokens, width = query.shape
     return Attention(
         branch=branch_T.data_ptr(),
@@ -193,7 +184,7 @@ def _call(chunks: Chunks, branch_T: Tensor, rule: Rule, query: Tensor, key: Tens
     )
 
 
-def _make_strided(tensor: Tensor | None) -> Strided:
+def _make_strided(tensor: Tensor | None) -> ctypes.Structure:
     if tensor is None:
         return Strided()
     return Strided(tensor.data_ptr(), tensor.stride(1), tensor.stride(2), tensor.dtype == torch.bfloat16)

@@ -10,18 +10,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from covey.policy.kernels.compiler import KERNELS, fields_of, library
+from covey.policy.kernels.compiler import KERNELS, library, struct_of
 from covey.policy.kernels.support import unsupported_reason
 
 SOURCE = KERNELS / "adamw.c"
 BLOCK = 16384
 """Numbers whose squares are one sum, as in adamw.c."""
-
-
-class Part(ctypes.Structure):
-    """The struct of the same name in adamw.c."""
-
-    _fields_ = fields_of(SOURCE, "Part")
+Part = struct_of(SOURCE, "Part")
 
 
 class AdamW(torch.optim.AdamW):
@@ -56,7 +51,7 @@ class AdamW(torch.optim.AdamW):
         library(SOURCE).covey_adamw_step((Part * len(parts))(*parts), *sizes)
         return None
 
-    def _part(self, weight: Tensor, group: dict[str, Any], held: list[Tensor]) -> Part:
+    def _part(self, weight: Tensor, group: dict[str, Any], held: list[Tensor]) -> ctypes.Structure:
         """Count the step of a weight; `held` keeps its gradient alive."""
         state, (beta_1, beta_2) = self.state[weight], group["betas"]
         if not state:
@@ -98,6 +93,6 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     return torch.tensor(found, dtype=torch.float64).sqrt()
 
 
-def _gradient(gradient: Tensor, held: list[Tensor]) -> Part:
+def _gradient(gradient: Tensor, held: list[Tensor]) -> ctypes.Structure:
     held.append(gradient.contiguous())
     return Part(gradient=held[-1].data_ptr(), count=gradient.numel())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.compiler import KERNELS, NoCompilerError, fields_of, library
+from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library, struct_of
 from covey.policy.kernels.elementwise import gate_backward, gate_forward
 from covey.policy.kernels.support import product_type
 
@@ -26,24 +26,13 @@ Tensors = list[Tensor | None]
 SOURCE, TILES = KERNELS / "product.c", KERNELS / "half_gradient.c"
 DEPTH, PIECES = 1024, 32
 """Steps of a sum before it is stored, numbers or pairs of bfloat16, and parts of it, at most: as in product.c."""
-
-
-class PartOfProduct(ctypes.Structure):
-    """The struct Part of product.c."""
-
-    _fields_ = fields_of(SOURCE, "Part")
-
-
-class ProductCall(ctypes.Structure):
-    """The struct Product of product.c."""
-
-    _fields_ = fields_of(SOURCE, "Product")
-    held: tuple[object, ...]
+PartOfProduct = struct_of(SOURCE, "Part")
+ProductCall = struct_of(SOURCE, "Product")
 
 
 def product_call(
     parts: Sequence[tuple[Tensor, Tensor]], out_NM: Tensor, added_M: Tensor | None = None, *, half: bool | None = None
-) -> ProductCall:
+) -> ctypes.Structure:
     """Prepare a sum of products a @ b and of `added_M`.
 
     Factors are float32, or bfloat16 where `multiplies_half`, and may be turned. With `half`, those of float32
@@ -66,7 +55,7 @@ def product_call(
     return call
 
 
-def run_products(*calls: ProductCall) -> None:
+def run_products(*calls: ctypes.Structure) -> None:
     """Compute products in order; no `b` comes from the product before."""
     kernels, count, threads = library(SOURCE), ctypes.c_int64, torch.get_num_threads()
     columns = max(call.columns for call in calls)
@@ -76,7 +65,7 @@ def run_products(*calls: ProductCall) -> None:
     kernels.covey_products(*given, count(columns), count(threads))
 
 
-def _part(a_NK: Tensor, b_KM: Tensor, half: bool) -> PartOfProduct:
+def _part(a_NK: Tensor, b_KM: Tensor, half: bool) -> ctypes.Structure:
     part = PartOfProduct(a_NK.data_ptr(), b_KM.data_ptr(), a_NK.shape[1])
     part.a_turned, part.b_turned = a_NK.stride(1) != 1, b_KM.stride(1) != 1
     part.a_stride, part.b_stride = a_NK.stride(int(part.a_turned)), b_KM.stride(int(part.b_turned))
@@ -252,7 +241,7 @@ class _AddGated(torch.autograd.Function):
 
 def _outputs(
     x_NI: Tensor, layers: Sequence[Projection], outs: list[Tensor], added: Tensor | None = None
-) -> tuple[Tensors, list[ProductCall], list[Tensor]]:
+) -> tuple[Tensors, list[ctypes.Structure], list[Tensor]]:
     """Return narrow outputs, calls and `outs`."""
     room_NR, narrow = _narrow_room(x_NI, layers)
     downs = [layer.down_RI for layer in layers if layer.down_RI is not None]
@@ -278,7 +267,7 @@ def _narrow_room(x_NI: Tensor, layers: Sequence[Projection]) -> tuple[Tensor, Te
 
 def _of_input(
     layers: Sequence[Projection], gradients: Sequence[Tensor], x_NI: Tensor, of_x_NI: Tensor | None
-) -> tuple[Tensor, list[ProductCall]]:
+) -> tuple[Tensor, list[ctypes.Structure]]:
     """Return narrow gradients side by side, and calls for these and `of_x_NI`."""
     room_NR, of_narrow = _narrow_room(x_NI, layers)
     calls, parts, half = [], [], x_NI.dtype == HALF
@@ -298,7 +287,7 @@ def _of_weights(
     narrow: Tensors,
     of_narrow_NR: Tensor,
     needed: Sequence[bool],
-) -> tuple[Tensors, list[ProductCall]]:
+) -> tuple[Tensors, list[ctypes.Structure]]:
     """Return four gradients of each layer, and the calls for them."""
     found: Tensors = []
     half = x_NI.dtype == HALF

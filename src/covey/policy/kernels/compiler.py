@@ -58,8 +58,8 @@ def library(source: Path) -> ctypes.CDLL:
         raise NoCompilerError(f"{compiler}: {error}") from error
 
 
-def fields_of(source: Path, name: str, **structs: type[ctypes.Structure]) -> list[tuple[str, Any]]:
-    """Return the fields of a source's struct for ctypes.
+def struct_of(source: Path, name: str, **structs: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    """Return a source's struct for ctypes.
 
     `structs` are those that it holds, by their names in C.
     """
@@ -72,7 +72,7 @@ def fields_of(source: Path, name: str, **structs: type[ctypes.Structure]) -> lis
             name, _, size = field.strip(" *]").partition("[")
             own = ctypes.c_void_p if "*" in field else types[kind]
             fields.append((name, own * int(size) if size else own))
-    return fields
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
 def _compiler() -> str | None:

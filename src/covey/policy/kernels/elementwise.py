@@ -15,29 +15,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.compiler import KERNELS, fields_of, library
+from covey.policy.kernels.compiler import KERNELS, library, struct_of
 
 SOURCE, HEAD = KERNELS / "elementwise.c", KERNELS / "head.c"
 BLOCK = 64
 """Rows whose share of a weight's gradient is one sum."""
-
-
-class Norm(ctypes.Structure):
-    """The struct of the same name in elementwise.c."""
-
-    _fields_ = fields_of(SOURCE, "Norm")
-
-
-class Gate(ctypes.Structure):
-    """The struct of the same name in elementwise.c."""
-
-    _fields_ = fields_of(SOURCE, "Gate")
-
-
-class Rotate(ctypes.Structure):
-    """The struct of the same name in elementwise.c."""
-
-    _fields_ = fields_of(SOURCE, "Rotate")
+Norm = struct_of(SOURCE, "Norm")
+Gate = struct_of(SOURCE, "Gate")
+Rotate = struct_of(SOURCE, "Rotate")
+Softmax = struct_of(HEAD, "Softmax")
 
 
 class _AddNorm(torch.autograd.Function):
@@ -158,7 +144,7 @@ def _call_rotate(
     return outs
 
 
-def _norm_of(x: Tensor, weight_C: Tensor, out: Tensor) -> Norm:
+def _norm_of(x: Tensor, weight_C: Tensor, out: Tensor) -> ctypes.Structure:
     width, num_threads = x.shape[-1], torch.get_num_threads()
     call = Norm(x.data_ptr(), weight_C.data_ptr(), block=BLOCK, num_threads=num_threads)
     call.rows, call.width = x.numel() // width, width
@@ -166,15 +152,9 @@ def _norm_of(x: Tensor, weight_C: Tensor, out: Tensor) -> Norm:
     return call
 
 
-def _gate_of(gate: Tensor, up: Tensor) -> Gate:
+def _gate_of(gate: Tensor, up: Tensor) -> ctypes.Structure:
     half, num_threads = gate.dtype == torch.bfloat16, torch.get_num_threads()
     return Gate(gate.data_ptr(), up.data_ptr(), count=gate.numel(), num_threads=num_threads, half=half)
-
-
-class Softmax(ctypes.Structure):
-    """The struct of the same name in head.c."""
-
-    _fields_ = fields_of(HEAD, "Softmax")
 
 
 def compiled_scores(logits_LV: Tensor, target_L: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,7 +190,7 @@ def compiled_gradient_(
     library(HEAD).covey_head_gradient(ctypes.byref(call))
 
 
-def _softmax_of(logits_LV: Tensor, target_L: Tensor, temperature: float) -> Softmax:
+def _softmax_of(logits_LV: Tensor, target_L: Tensor, temperature: float) -> ctypes.Structure:
     assert all(tensor.is_contiguous() for tensor in (logits_LV, target_L)), "rows lie one after the other"
     call = Softmax(logits_LV.data_ptr(), target=target_L.data_ptr(), temperature=temperature)
     call.rows, call.width = logits_LV.shape

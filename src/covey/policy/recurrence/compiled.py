@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from covey.policy.kernels.compiler import fields_of, library
+from covey.policy.kernels.compiler import library, struct_of
 from covey.policy.kernels.support import LANES, SUPPORT
 from covey.policy.recurrence.base import Holders, Recurrence
 
@@ -26,24 +26,10 @@ BLOCK = 32
 
 MANY_TASKS = 32
 """Backward tasks of a tree into which heads that share keys are cut."""
-
-
-class TokenRows(ctypes.Structure):
-    """Heads in scan.h: a tensor with its strides by token and head."""
-
-    _fields_ = fields_of(SCAN.with_suffix(".h"), "Heads")
-
-
-class Scan(ctypes.Structure):
-    """The struct of the same name in scan.h."""
-
-    _fields_ = fields_of(SCAN.with_suffix(".h"), "Scan", Heads=TokenRows)
-
-
-class Conv(ctypes.Structure):
-    """The struct of the same name in conv.c."""
-
-    _fields_ = fields_of(CONV, "Conv")
+TokenRows = struct_of(SCAN.with_suffix(".h"), "Heads")
+"""A tensor with its strides by token and head."""
+Scan = struct_of(SCAN.with_suffix(".h"), "Scan", Heads=TokenRows)
+Conv = struct_of(CONV, "Conv")
 
 
 class _GatedScan(torch.autograd.Function):
@@ -188,7 +174,7 @@ def _with_padding(holders: Holders | None, padding: int) -> Holders | None:
     return Holders(functional.pad(state.float(), (0, padding)).contiguous(), holders.read_S, holders.write_S)
 
 
-def _lend(call: Scan | Conv, holders: Holders | None) -> tuple[Tensor, ...]:
+def _lend(call: ctypes.Structure, holders: Holders | None) -> tuple[Tensor, ...]:
     """Give a call its holders; return the memory that it reads."""
     if holders is None:
         return ()
@@ -201,7 +187,7 @@ def _lend(call: Scan | Conv, holders: Holders | None) -> tuple[Tensor, ...]:
     return held, read_S, write_S
 
 
-def _room(call: Scan, rows_S3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _room(call: ctypes.Structure, rows_S3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Plan a call; its memory lives as long as the result."""
     segments = torch.empty(len(rows_S3), SEGMENT_NUMBERS, dtype=torch.int64)
     roots = torch.empty(len(rows_S3), dtype=torch.int64)
@@ -214,7 +200,7 @@ def _room(call: Scan, rows_S3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return segments, roots, room
 
 
-def _scan_of(inputs: list[Tensor | None], rows_S3: Tensor) -> Scan:
+def _scan_of(inputs: list[Tensor | None], rows_S3: Tensor) -> ctypes.Structure:
     call = Scan(*(_describe(each) for each in inputs), rows=rows_S3.data_ptr())
     _, key, value, decay, _ = inputs
     assert key is not None
@@ -226,7 +212,7 @@ def _scan_of(inputs: list[Tensor | None], rows_S3: Tensor) -> Scan:
     return call
 
 
-def _conv_of(x: Tensor, weight_WC: Tensor, bias_C: Tensor | None, rows_S3: Tensor, sources: Tensor) -> Conv:
+def _conv_of(x: Tensor, weight_WC: Tensor, bias_C: Tensor | None, rows_S3: Tensor, sources: Tensor) -> ctypes.Structure:
     call = Conv(x.data_ptr(), weight_WC.data_ptr(), None if bias_C is None else bias_C.data_ptr())
     call.rows, call.num_segments, call.sources = rows_S3.data_ptr(), len(rows_S3), sources.data_ptr()
     call.num_tokens, call.channels, call.width = len(x), x.shape[1], len(weight_WC)
@@ -240,7 +226,7 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _describe(tensor: Tensor | None) -> TokenRows:
+def _describe(tensor: Tensor | None) -> ctypes.Structure:
     if tensor is None:
         return TokenRows()
     return TokenRows(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.dtype == torch.bfloat16)

@@ -22,31 +22,16 @@ from covey.engine.native.models.families import LayerParts, eps_of, family_of, h
 from covey.engine.native.models.mixed import MixedLayer
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
 from covey.policy.attention.base import Layout, Rule
-from covey.policy.kernels.compiler import fields_of, library
+from covey.policy.kernels.compiler import library, struct_of
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values, (1, H or K, T, D)."""
 WeightsOf = Callable[[nn.Module], Weights]
 """Those of a linear layer, its adapter merged in or beside it."""
 NO_RULE = Rule(1.0, None)
-
-
-class Layer(ctypes.Structure):
-    """The struct of the same name in layer.c."""
-
-    _fields_ = fields_of(SOURCE, "Layer", Product=PanelProduct)
-
-
-class Pass(ctypes.Structure):
-    """The struct of the same name in layer.c."""
-
-    _fields_ = fields_of(SOURCE, "Pass")
-
-
-class StepsCall(ctypes.Structure):
-    """The struct Steps of layer.c."""
-
-    _fields_ = fields_of(SOURCE, "Steps", Draws=DrawsCall)
+Layer = struct_of(SOURCE, "Layer", Product=PanelProduct)
+Pass = struct_of(SOURCE, "Pass")
+StepsCall = struct_of(SOURCE, "Steps", Draws=DrawsCall)
 
 
 class FusedLayer:
@@ -229,7 +214,7 @@ class FusedModel(nn.Module):
         return [torch.cat([angle[0].float().flatten() for angle in angles]) for angles in zip(*found, strict=True)]
 
     def run_steps(
-        self, layout: CompiledDecodeLayout, num_rows: int, position_1T: Tensor, steps: StepsCall, narrow: int
+        self, layout: CompiledDecodeLayout, num_rows: int, position_1T: Tensor, steps: ctypes.Structure, narrow: int
     ) -> int:
         """Run steps until one ends a row; return their number.
 
@@ -248,7 +233,7 @@ class FusedModel(nn.Module):
 
     def _describe_pass(
         self, hidden_RC: Tensor, embedded: Tensor, position_1T: Tensor, narrow: int = 0
-    ) -> tuple[Pass, Sequence[Tensor]]:
+    ) -> tuple[ctypes.Structure, Sequence[Tensor]]:
         """Return a struct and the tensors to hold until it is read."""
         assert self._calls[0].into.panels or self._calls[0].up.panels, "weights are taken before a pass"
         whole = [torch.empty(len(hidden_RC), width) for width in self._widths[:3]]
@@ -270,7 +255,7 @@ class FusedModel(nn.Module):
             self._cached, self._kept = (Cached * len(self._layers))(*each), [weakref.ref(tensor) for tensor in kept]
         return self._cached
 
-    def _mix_between(self, tensors: Pass, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> None:
+    def _mix_between(self, tensors: ctypes.Structure, hidden_TC: Tensor, heads_TO: Tensor, layout: Layout) -> None:
         """Compute the layers around what mixes their tokens."""
         for layer, own in zip(self._layers, self._calls, strict=True):
             call = ctypes.byref(own)
@@ -298,7 +283,7 @@ class FusedModel(nn.Module):
         self._c.covey_norm(*pointers, *sizes, ctypes.c_float(self._eps), ctypes.c_int64(torch.get_num_threads()))
 
 
-def _heads_of(call: Layer, columns_TO: Tensor) -> Heads:
+def _heads_of(call: ctypes.Structure, columns_TO: Tensor) -> Heads:
     """Return the views of heads that a layer's first product wrote."""
     sizes = call.num_queries, call.num_keys, call.num_keys
     heads_THD = columns_TO[:, : sum(sizes) * call.head_width].unflatten(1, (sum(sizes), -1))

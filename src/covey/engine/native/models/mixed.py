@@ -4,7 +4,6 @@ Shapes: T tokens, W width of the convolution, C channels, H heads, P value width
 """
 
 import copy
-import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MethodType
@@ -13,18 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from covey.policy.attention.base import Layout
-from covey.policy.kernels.compiler import KERNELS, fields_of
+from covey.policy.kernels.compiler import KERNELS, struct_of
 from covey.policy.kernels.support import LANES
 from covey.policy.recurrence.mixers import SILU, mixer_of
 
 Numbers = dict[str, float]
 Tensors = dict[str, Tensor]
-
-
-class MixerStruct(ctypes.Structure):
-    """The struct Mixer in mixer.h."""
-
-    _fields_ = fields_of(KERNELS / "mixer.h", "Mixer")
+MixerStruct = struct_of(KERNELS / "mixer.h", "Mixer")
 
 
 @dataclass(frozen=True, slots=True)
