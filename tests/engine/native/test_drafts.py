@@ -233,6 +233,23 @@ def test_what_was_slow_once_is_tried_again() -> None:
     assert len(fed(drafter, [row])[0]) > 2
 
 
+def kinds_of_calls(first_drafted: float, drafted: float, plain: float, num: int) -> list[bool]:
+    """Return which of `num` calls draft, when tokens of the two kinds take so long."""
+    drafter, kinds = Drafter(), list[bool]()
+    for _ in range(num):
+        kinds.append(drafter.is_wanted(4))
+        drafter.note(4, kinds[-1], (drafted if sum(kinds) > 1 else first_drafted) if kinds[-1] else plain)
+    return kinds
+
+
+def test_whole_calls_are_compared_after_three_of_each_kind_and_the_slower_is_tried_again() -> None:
+    both = [True, False] * 3
+    assert kinds_of_calls(0.050, 0.008, 0.010, 15) == [*both, True, False, *[True] * 7]
+    assert kinds_of_calls(0.008, 0.012, 0.010, 15) == [*both, False, True, *[False] * 7]
+    assert Drafter().is_wanted(49) is False
+    assert Drafter(always=True).is_wanted(4) is True
+
+
 def test_no_draft_reaches_beyond_the_end_or_a_stop_token() -> None:
     drafter = Drafter(always=True)
     assert fed(drafter, [row_of([2, 3, 2], 5)], 8) == [[2, 3]]

@@ -8,8 +8,10 @@ Shapes: R rows, S tokens that each may write, K stop tokens, F positions of a pa
 """
 
 import ctypes
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ MOST_ROWS = 48
 """Rows beside which no draft is fed: a pass over more positions takes longer in proportion."""
 LOOK_EVERY = 8
 """Calls between two of the kind that was slower."""
+FEW, RECENT = 3, 5
+"""Calls of each kind before they are compared, and those whose median is."""
 MORE = 24
 """Positions of a pass beside rows: three blocks of a product."""
 NEWEST = 64
@@ -84,23 +88,22 @@ class Drafter:
         self._paces = Pace(always=always), Pace(always=always)
         """Paces of passes without and with a filtered draw, which takes long."""
         self._always, self._calls = always, 0
-        self._seconds: dict[tuple[int, bool], float] = {}
-        """Seconds of a token by the number of rows, with drafts or without, as whole calls took."""
+        self._seconds: defaultdict[tuple[int, bool], deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        """Seconds of a token in recent calls, by the number of rows and whether they drafted."""
 
     def is_wanted(self, num_rows: int) -> bool:
         """Return True where the next call is to draft."""
         self._calls += 1
-        drafted, plain = (self._seconds.get((num_rows, kind)) for kind in (True, False))
         if self._always or num_rows > MOST_ROWS:
-            return self._always and num_rows <= MOST_ROWS
-        if drafted is None or plain is None:
-            return drafted is None
-        return (drafted < plain) != (self._calls % LOOK_EVERY == 0)
+            return num_rows <= MOST_ROWS
+        drafted, plain = (self._seconds[num_rows, kind] for kind in (True, False))
+        if min(len(drafted), len(plain)) < FEW:
+            return len(drafted) <= len(plain)
+        return (median(drafted) < median(plain)) != (self._calls % LOOK_EVERY == 0)
 
     def note(self, num_rows: int, is_drafted: bool, seconds: float) -> None:
         """Take the seconds of a token in a call."""
-        before = self._seconds.get((num_rows, is_drafted), seconds)
-        self._seconds[num_rows, is_drafted] = before + 0.3 * (min(seconds, 1.5 * before) - before)
+        self._seconds[num_rows, is_drafted].append(seconds)
 
     def keep(self, rows: Iterable[DecodeRow]) -> None:
         """Remember what rows have written when their turns are over."""
