@@ -274,19 +274,16 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
 
 def _optimizer(args: GRPOConfig, num_batches: int) -> dict[str, Any]:
     optimizer, schedule = _word(args.optim), _word(args.lr_scheduler_type)
-    for field, value, known in (("optim", optimizer, OPTIMIZERS), ("lr_scheduler_type", schedule, SCHEDULES)):
-        if value not in known:
-            raise ValueError(f"{field}={value!r} has no counterpart in covey: there is {', '.join(known)}")
-    is_adam = OPTIMIZERS[optimizer] != "sgd"
+    name, usual = _chosen("optim", optimizer, OPTIMIZERS), _chosen("lr_scheduler_type", schedule, SCHEDULES)
     adam = {"optimizer.betas": [args.adam_beta1, args.adam_beta2], "optimizer.eps": args.adam_epsilon}
     # In transformers the constant schedule has no warm-up
     warmup = 0 if schedule == "constant" else _in_batches(args, args.warmup_steps, num_batches)
     # A run that ends within its warm-up has no schedule after it.
-    falls = SCHEDULES[schedule] if warmup < num_batches else "constant"
+    falls = usual if warmup < num_batches else "constant"
     return {
-        "optimizer.name": OPTIMIZERS[optimizer],
+        "optimizer.name": name,
         "optimizer.lr": args.learning_rate,
-        **(adam if is_adam else {}),
+        **(adam if name != "sgd" else {}),
         "optimizer.weight_decay": args.weight_decay,
         "optimizer.schedule": falls,
         "optimizer.warmup_steps": warmup,
@@ -348,7 +345,7 @@ def steps_of(given: float, num_steps: int) -> int:
     return math.ceil(given * num_steps) if 0 < given < 1 else int(given)
 
 
-def _chosen(field: str, value: str, known: Mapping[str, int]) -> int:
+def _chosen(field: str, value: str, known: Mapping[str, Any]) -> Any:
     if value not in known:
         raise ValueError(f"{field}={value!r} has no counterpart in covey: there is {', '.join(known)}")
     return known[value]

@@ -142,7 +142,7 @@ class Compared:
         found = []
         for model, own in zip(self.models, rows, strict=True):
             with model.active() as policy:
-                found.append(_logits(policy, own))
+                found.append(logits_of(policy, own))
         mixed_LV = found[0] if len(found) == 1 else mixed_logits(found[0], found[1], self.rate)
         return mixed_LV / (self.temperature or sampling.temperature or 1.0)
 
@@ -185,7 +185,7 @@ def score_tokens(
     """
     head = None if compared else _linear_head(policy, batch, scoring)
     if head is not None:
-        passed = policy.run_forward(lambda: score_rows(head, _head_input(policy, batch), batch.target_L, predicted_L))
+        passed = policy.run_forward(lambda: score_rows(head, head_input(policy, batch), batch.target_L, predicted_L))
         return PassScores(*passed)
     models = tuple(compared.values())
     logprob_L, entropy_L, *others = policy.run_forward(lambda: _score(policy, batch, scoring, kept, models))
@@ -232,16 +232,16 @@ def _score(
 
 def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[Tensor, Tensor]:
     entries, counts = [], []
-    rows_LC = _head_input(policy, batch)
+    rows_LC = head_input(policy, batch)
     chunk = scoring.num_rows(batch)
     for rows, target in zip(rows_LC.split(chunk), batch.target_L.split(chunk), strict=True):
-        mask_LV = allowed_with(_logits(policy, rows), target, scoring.sampling)
+        mask_LV = allowed_with(logits_of(policy, rows), target, scoring.sampling)
         entries.append(mask_LV.nonzero()[:, 1])
         counts.append(mask_LV.sum(dim=1))
     return torch.cat(entries), torch.cat(counts)
 
 
-def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
+def head_input(policy: Policy, batch: MicroBatch) -> Tensor:
     """Return hidden states (L, C) of loss tokens, or their logits."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
     # index_select, not indexing: the backward pass of indexing adds up repeated rows in the order of threads.
@@ -253,8 +253,8 @@ def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
 def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
     """Return the reference's head input; of the same model, within its pass."""
     if other.causal_lm is policy.causal_lm:
-        return _head_input(other, batch)
-    return other.run_forward(lambda: _head_input(other, batch))
+        return head_input(other, batch)
+    return other.run_forward(lambda: head_input(other, batch))
 
 
 def _nothing(policy: Policy, batch: MicroBatch) -> Tensor:
@@ -272,7 +272,7 @@ def spread(values_K: Tensor, batch: MicroBatch) -> Tensor:
     return grid_L.index_put((batch.taught_L.nonzero()[:, 0],), values_K)
 
 
-def _logits(policy: Policy, rows: Tensor) -> Tensor:
+def logits_of(policy: Policy, rows: Tensor) -> Tensor:
     logits = policy.head(rows) if policy.head_is_linear else rows
     return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -280,7 +280,7 @@ def _logits(policy: Policy, rows: Tensor) -> Tensor:
 def _chunks(
     policy: Policy, batch: MicroBatch, chunk: int, kept: AllowedTokens | None, compared: Sequence[Comparison]
 ) -> Iterator[Chunk]:
-    rows = _head_input(policy, batch).split(chunk)
+    rows = head_input(policy, batch).split(chunk)
     filters: Sequence[AllowedTokens | None] = [None] * len(rows) if kept is None else kept.split(chunk)
     others = [[own.split(chunk) for own in one.rows(policy, batch)] for one in compared]
     for place, parts in enumerate(zip(rows, batch.target_L.split(chunk), filters, strict=True)):
@@ -291,7 +291,7 @@ def _chunks(
 def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, ...]:
     """Return log-probs, unfiltered entropies, and two tensors for each frozen model."""
     sampling = scoring.sampling
-    logits_LV = _logits(policy, chunk.rows_LC)
+    logits_LV = logits_of(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature
     all_LV = log_softmax(tempered_LV)
     known_LV = all_LV if scoring.entropy_gradient else all_LV.detach()

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -138,7 +139,7 @@ def changes_of(folder: Path) -> list[dict[str, Any]]:
         return []
     try:
         lines = [json.loads(line) for line in read_regular(path, trust.MAX_BYTES).decode().split("\n") if line]
-        if not all(isinstance(line["changes"], dict) and "after_step" in line for line in lines):
+        if not all(isinstance(line["changes"], dict) and isinstance(line["after_step"], int) for line in lines):
             raise ValueError("a line holds no changes")
         if not all(isinstance(one, dict) and "to" in one for line in lines for one in line["changes"].values()):
             raise ValueError("a change does not say to what")
@@ -200,8 +201,8 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def last_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings that a run had last, by dotted name."""
+def last_settings(folder: Path, until: float = math.inf) -> dict[str, Any]:
+    """Read the settings that a run had after `until` steps, by dotted name."""
     with as_written(folder / CONFIG):
         try:
             content = yaml.load(read_regular(folder / CONFIG, MAX_BYTES), YAML_LOADER)
@@ -209,7 +210,7 @@ def last_settings(folder: Path) -> dict[str, Any]:
             raise ValueError(one_line(str(error))) from error
         found = flat(content if isinstance(content, dict) else {})
     for line in changes_of(folder):
-        for name, change in line["changes"].items():
+        for name, change in line["changes"].items() if line["after_step"] <= until else ():
             kept = {key: value for key, value in found.items() if key != name and not key.startswith(f"{name}.")}
             found = kept | flat({name: change["to"]})
     return found

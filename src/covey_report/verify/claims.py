@@ -11,17 +11,28 @@ from typing import Any
 
 from covey.algorithm.intervals import SHARE, bounds_of, mean_interval, wilson
 from covey.run.evaluate import Evaluation
-from covey.run.folder import CHANGES, CONFIG, FORMAT, MAX_BYTES, METRICS, PROOF, ROWS, SUMMARY, VERDICTS, VERSIONS
+from covey.run.folder import (
+    CHANGES,
+    CONFIG,
+    FORMAT,
+    MAX_BYTES,
+    METRICS,
+    PROOF,
+    ROWS,
+    SUMMARY,
+    VERDICTS,
+    VERSIONS,
+    last_settings,
+)
 from covey.run.folder import read_summary as read_claims
 from covey.run.records.summary import comparable, describe, gains
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import read_rows
 from covey_doctor.verdicts import of_each, with_prompts
-from covey_report.verify.itself import ChangedFile, settings_at
+from covey_report.verify.itself import ChangedFile
 
 Row = Mapping[str, Any]
 Found = Iterator[tuple[str, Any, Any]]
-LAST = 1 << 62
 DIGITS = 1e-5
 """Relative difference that the six digits of verdicts.jsonl leave open."""
 CLOSED = ("pass_at_k", "parts", "reward_parts")
@@ -32,7 +43,7 @@ VERIFIED = "verified"
 
 def claims_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile]:
     """Yield claims of a folder that its rows do not say."""
-    settings = settings_at(folder, LAST)
+    settings = last_settings(folder)
     try:
         with as_written(folder / SUMMARY):
             claimed = read_claims(folder)
@@ -72,7 +83,7 @@ def _summary_differs(folder: Path, claimed: Row, settings: Row) -> Found:
     for side, found in sides.items():
         yield from differ(claimed, {side: _of_metrics(found[0], settings) if found else None}, "")
         for own in (verdicts[row["step"]] for row in found if row["step"] in verdicts):
-            made.append(_nearest(claimed[side], own, settings_at(folder, own["step"])))
+            made.append(_nearest(claimed[side], own, last_settings(folder, own["step"])))
             yield from differ(claimed[side], _estimates(made[-1]), f"{side}.")
     if len(made) == sum(map(len, sides.values())):
         seen = [[("", name) for name in verdicts[row["step"]]["prompts"]] for (row,) in filter(None, sides.values())]

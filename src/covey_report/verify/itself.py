@@ -20,7 +20,7 @@ from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, pro
 from covey.run.checkpoints.manifest import MANIFEST, digest_of_file, step_of
 from covey.run.checkpoints.manifest import MAX_BYTES as MAX_TEXT
 from covey.run.checkpoints.saved_settings import CONTROL
-from covey.run.folder import CONFIG, METRICS, PROOF, ROWS, UPDATES, VERDICTS, changes_of, read_summary
+from covey.run.folder import CONFIG, METRICS, PROOF, ROWS, UPDATES, VERDICTS, last_settings, read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
 from covey.system.lookup import YAML_LOADER
@@ -58,23 +58,13 @@ def settings_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile
     """Yield settings that differ from what the run and its checkpoints had."""
     for row in (row for row in proof if row.get("kind") == "begin"):
         had = flat(yaml.load(row["settings"], YAML_LOADER))
-        yield from _differ(had, settings_at(folder, row["step"]), f"after step {row['step']} the run had")
+        yield from _differ(had, last_settings(folder, row["step"]), f"after step {row['step']} the run had")
     for checkpoint in complete_checkpoints(folder / "checkpoints"):
         if not (checkpoint / SETTINGS).is_file():
             continue
         had = flat(yaml.load(read_regular(checkpoint / SETTINGS, MAX_TEXT), YAML_LOADER))
         step = step_of(checkpoint) or 0
-        yield from _differ(had, settings_at(folder, step - 1), f"{checkpoint.name} was saved with")
-
-
-def settings_at(folder: Path, step: int) -> dict[str, Any]:
-    """Return the settings in force after `step` steps, by dotted name."""
-    found = flat(yaml.load(read_regular(folder / CONFIG, MAX_TEXT), YAML_LOADER))
-    for line in changes_of(folder):
-        for name, change in line["changes"].items() if line["after_step"] <= step else ():
-            kept = {key: value for key, value in found.items() if key != name and not key.startswith(f"{name}.")}
-            found = kept | flat({name: change["to"]})
-    return found
+        yield from _differ(had, last_settings(folder, step - 1), f"{checkpoint.name} was saved with")
 
 
 def _differ(had: Mapping[str, Any], now: Mapping[str, Any], told: str) -> Iterator[ChangedFile]:

@@ -19,12 +19,13 @@ import torch
 from covey.algorithm.softmax import log_softmax
 from covey.engine.build import own_native
 from covey.engine.settings import EngineConfig
+from covey.policy.logprobs import logits_of
 from covey.policy.policy import Policy, inference
 from covey.run.checkpoints.checkpoint import load_weights
 from covey.types import Completion, Sampling
 from covey_serve.limits import ServiceLimits
 from covey_serve.model.models import Bases, ModelShape
-from covey_serve.model.training import logits_of, logprobs_of, pack, rows_of, vocabulary_of
+from covey_serve.model.training import logprobs_of, pack, rows_of, vocabulary_of
 from covey_serve.store.checkpoints import check_folder
 from covey_serve.store.journal import Header
 from covey_serve.wire.messages import (
@@ -208,6 +209,6 @@ def _of_sample(policy: Policy, request: SampleRequest, completion: Completion) -
 def _most_likely(policy: Policy, ids: Array, k: int) -> Alternatives:
     """Return the K most likely tokens after each of a text's."""
     (batch,) = pack([ids], policy)
-    pieces = [torch.topk(log_softmax(logits_of(policy, rows)), k) for rows in rows_of(policy, batch, batch.source_L)]
+    pieces = [torch.topk(log_softmax(logits_of(policy, rows)), k) for rows in rows_of(policy, batch)]
     values, tokens = (torch.cat(part).cpu().numpy() for part in zip(*pieces, strict=True))
     return Alternatives(tokens, values)

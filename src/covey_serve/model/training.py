@@ -4,6 +4,7 @@ Shapes: L scored positions of a micro-batch, N datums, T positions of the longes
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from covey.algorithm.softmax import log_softmax
 from covey.policy.head import linear_layer
-from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.logprobs import Scoring, head_input, logits_of, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import chunk_within_bound
 from covey.trainer.batch import make_batch, unflatten
@@ -117,13 +118,10 @@ def _passes(request: TrainingRequest, policy: Policy) -> tuple[list[Array], floa
     for batch in pack([datum.token_ids for datum in request.data], policy):
         data = [request.data[int(name)] for name in batch.prompt_ids]
         targets_L = torch.from_numpy(np.concatenate([datum.inputs[TARGETS] for datum in data])).to(policy.device)
-        if request.forward_only:
-            with inference(policy.model):
-                logprob_L = logprobs_of(policy, batch, targets_L)
-                loss = _loss(request, batch, data, logprob_L)
-        else:
+        with inference(policy.model) if request.forward_only else nullcontext():
             logprob_L = logprobs_of(policy, batch, targets_L)
             loss = _loss(request, batch, data, logprob_L)
+        if not request.forward_only:
             loss.backward()
         total += float(loss.detach())
         values = logprob_L.detach().float().cpu().numpy()
@@ -181,7 +179,7 @@ def _plain_logprobs(policy: Policy, source_L: Tensor, batch: MicroBatch, targets
     def score(rows: Tensor, targets: Tensor) -> Tensor:
         return log_softmax(logits_of(policy, rows)).gather(1, targets)
 
-    rows_L = rows_of(policy, batch, source_L)
+    rows_L = rows_of(policy, replace(batch, source_L=source_L))
     again = torch.is_grad_enabled() and len(rows_L) > 1  # logits of one chunk are kept
     pieces = [
         checkpoint(score, rows, targets, use_reentrant=False) if again else score(rows, targets)
@@ -190,17 +188,9 @@ def _plain_logprobs(policy: Policy, source_L: Tensor, batch: MicroBatch, targets
     return torch.cat(pieces)
 
 
-def rows_of(policy: Policy, batch: MicroBatch, source_L: Tensor) -> Sequence[Tensor]:
+def rows_of(policy: Policy, batch: MicroBatch) -> Sequence[Tensor]:
     """Return the head's input at scored positions, in bounded chunks."""
-    place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
-    rows = policy.hidden(*place).flatten(0, 1) if policy.head_is_linear else policy.logits(*place)
-    chunk = chunk_within_bound(CHUNK, vocabulary_of(policy))
-    return rows.index_select(0, source_L).split(chunk)
-
-
-def logits_of(policy: Policy, rows: Tensor) -> Tensor:
-    logits = policy.head(rows) if policy.head_is_linear else rows
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return head_input(policy, batch).split(chunk_within_bound(CHUNK, vocabulary_of(policy)))
 
 
 def _loss(request: TrainingRequest, batch: MicroBatch, data: Sequence[Datum], logprob_L: Tensor) -> Tensor:

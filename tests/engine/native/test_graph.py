@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.engine.native import graph, runner
+from covey.engine.native import graph, steps
 from covey.engine.native.decode_weights import FusedAdapter
 from covey.engine.native.engine import NativeEngine
 from covey.policy.attention.base import Heads
@@ -97,13 +97,13 @@ def test_rollouts_with_prompts_read_once_for_their_group_are_the_same(
 def test_the_next_steps_are_launched_before_the_last_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that was launched ahead is drawn once, and read with the one before it where a row has ended."""
     events: list[str] = []
-    step, read = graph.one_step, runner.UnreadSteps.read
+    step, read = graph.one_step, steps.UnreadSteps.read
     monkeypatch.setattr(graph, "one_step", lambda *given: (events.append("step"), step(*given))[1])
-    monkeypatch.setattr(runner.UnreadSteps, "read", lambda look, rows: (events.append("read"), read(look, rows))[1])
+    monkeypatch.setattr(steps.UnreadSteps, "read", lambda look, rows: (events.append("read"), read(look, rows))[1])
     alone = [Sampling(max_tokens=34)] * 4
     found, _ = run(True, alone, n=1, stops=())
     looks = "".join(event[0] for event in events).split("r")
-    assert [len(steps) for steps in looks] == [16, 8, 8, 1, 0, 0], "33 tokens after the first, 8 at a time"
+    assert [len(own) for own in looks] == [16, 8, 8, 1, 0, 0], "33 tokens after the first, 8 at a time"
     assert_same(found, run(False, alone, n=1, stops=())[0])
     events.clear()
     found, engine = run(True, alone, n=8)

@@ -19,8 +19,9 @@ from covey.engine.native.engine import NativeEngine, not_in_eight_bits
 from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.native.replaying import ReplayingEngine
 from covey.engine.native.rows import DecodeRow, SamplingRequest
-from covey.engine.native.runner import Draws, Runner, Sampled
+from covey.engine.native.runner import Draws, Runner
 from covey.engine.native.scheduler import Admission, Capacity, Departure, Scheduler
+from covey.engine.native.steps import Sampled
 from covey.policy.attention.forked import Held
 from covey.policy.models.caches import fork_rows, join_rows, take_rows
 from covey.policy.policy import Policy, to_device

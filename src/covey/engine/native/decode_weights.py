@@ -43,10 +43,9 @@ class FusedAdapter(nn.Module):
         self.take(layer)
 
     def take(self, layer: nn.Module) -> None:
-        (name,) = layer.active_adapters  # type: ignore[misc]
-        down, up = layer.lora_A[name].weight, layer.lora_B[name].weight  # type: ignore[index,union-attr]
-        self._down_IN = down.detach().t().to(self._precision)
-        self._up_NO = (up.detach() * layer.scaling[name]).t().to(self._precision)  # type: ignore[index]
+        adapter = _adapter_of(layer)
+        self._down_IN = adapter.down_RI.t().to(self._precision)
+        self._up_NO = (adapter.up_OR * adapter.scale).t().to(self._precision)
 
     def forward(self, input: Tensor) -> Tensor:
         out = self.base_layer(input)  # type: ignore[operator]

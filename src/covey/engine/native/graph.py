@@ -25,8 +25,9 @@ from covey.engine.native.cache import Cache, CacheNeed, CacheShape
 from covey.engine.native.compiled import NO_FILTERS
 from covey.engine.native.layouts import sinks_of, slots_in, write_tokens
 from covey.engine.native.rows import DecodeRow
-from covey.engine.native.runner import Runner, Sampled, UnreadSteps
+from covey.engine.native.runner import Runner
 from covey.engine.native.scheduler import Scheduler
+from covey.engine.native.steps import Sampled, UnreadSteps
 from covey.policy.attention.base import Heads, Rule, apply_softcap, within, without_sink
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.attention.varlen import CachedRows, cached_rows, flash_rows

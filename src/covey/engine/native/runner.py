@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from covey.engine.native.compiled import CompiledDecodeLayout, CompiledPrefillLa
 from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, PrefillLayout, ProbeLayout
 from covey.engine.native.rows import DecodeRow, RowDraws, SamplingRequest
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
-from covey.engine.native.steps import DecodeSteps
+from covey.engine.native.steps import DecodeSteps, Sampled, on_host
 from covey.policy import sampling
 from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.policy import Policy, inference, to_device
@@ -41,8 +40,6 @@ class Draws:
         return Draws(key_R, partition((row.sampling for row in rows), device))
 
 
-Sampled = tuple[list[int], list[float]]
-"""A token of each of some rows, and its log-probability."""
 MOST_KNOWN = 256
 """Tokens of a former process that are fed in one pass, all rows together: each has logits of its own."""
 
@@ -350,44 +347,6 @@ def encode(
     layout = layout_kind(block, first, [len(prompt) for prompt in prompts])
     input_ids_1T = to_device([[token_id for prompt in prompts for token_id in prompt]], policy.device)
     return policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
-
-
-def on_host(token_ids: Sequence[float], logprobs: list[float]) -> Sampled:
-    """Return the sampled tokens. ValueError where a log-probability is not finite."""
-    if not math.isfinite(sum(logprobs)):
-        raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")
-    return [int(token_id) for token_id in token_ids], logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadSteps:
-    """Hold launched steps, whose tokens are on their way to the host."""
-
-    drawn_2SB: Tensor
-    """Tokens and log-probs."""
-    is_there: Any
-    """Event of a GPU after which they are on the host; else None."""
-
-    @staticmethod
-    def of(drawn_2SB: Tensor) -> "UnreadSteps":
-        if not torch.cuda.is_available():
-            return UnreadSteps(drawn_2SB, None)
-        host = torch.empty(drawn_2SB.shape, dtype=drawn_2SB.dtype, pin_memory=True)
-        host.copy_(drawn_2SB, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return UnreadSteps(host, event)
-
-    @property
-    def steps(self) -> int:
-        return self.drawn_2SB.shape[1]
-
-    def read(self, num_rows: int) -> list[Sampled]:
-        """Wait for the tokens of each step, and for nothing launched later."""
-        if self.is_there is not None:
-            self.is_there.synchronize()
-        token_SR, logprob_SR = self.drawn_2SB[:, :, :num_rows].tolist()
-        return [on_host(token_ids, logprobs) for token_ids, logprobs in zip(token_SR, logprob_SR, strict=True)]
 
 
 def cache_shape(policy: Policy) -> CacheShape:

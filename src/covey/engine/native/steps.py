@@ -1,4 +1,4 @@
-"""Run several steps of decoding in one call of C.
+"""Run several steps of decoding in one call of C, or ahead of the host.
 
 A step is layers, head, draw, and the embedding that the next one reads. There are as many as wanted, or up to the first
 that ends a row. Their numbers are those of one step at a time.
@@ -7,6 +7,10 @@ Shapes: S steps, R rows, K stop tokens, V vocabulary.
 """
 
 import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +23,9 @@ from covey.engine.native.panels import CompiledLinear
 from covey.engine.native.rows import RowDraws
 from covey.policy.policy import Policy, head_modules
 from covey.policy.sampling import random_uniform
+
+Sampled = tuple[list[int], list[float]]
+"""A token of each of some rows, and its log-probability."""
 
 
 class DecodeSteps:
@@ -74,3 +81,41 @@ class DecodeSteps:
         held = [logits_FV, *tensors, *draw_rooms(*logits_FV.shape)]
         draws = DrawsCall(*(tensor.data_ptr() for tensor in held), *logits_FV.shape)
         return StepsCall(draws=draws, head=ctypes.addressof(packed.product)), held
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadSteps:
+    """Hold launched steps, whose tokens are on their way to the host."""
+
+    drawn_2SB: Tensor
+    """Tokens and log-probs."""
+    is_there: Any
+    """Event of a GPU after which they are on the host; else None."""
+
+    @staticmethod
+    def of(drawn_2SB: Tensor) -> "UnreadSteps":
+        if not torch.cuda.is_available():
+            return UnreadSteps(drawn_2SB, None)
+        host = torch.empty(drawn_2SB.shape, dtype=drawn_2SB.dtype, pin_memory=True)
+        host.copy_(drawn_2SB, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return UnreadSteps(host, event)
+
+    @property
+    def steps(self) -> int:
+        return self.drawn_2SB.shape[1]
+
+    def read(self, num_rows: int) -> list[Sampled]:
+        """Wait for the tokens of each step, and for nothing launched later."""
+        if self.is_there is not None:
+            self.is_there.synchronize()
+        token_SR, logprob_SR = self.drawn_2SB[:, :, :num_rows].tolist()
+        return [on_host(token_ids, logprobs) for token_ids, logprobs in zip(token_SR, logprob_SR, strict=True)]
+
+
+def on_host(token_ids: Sequence[float], logprobs: list[float]) -> Sampled:
+    """Return the sampled tokens. ValueError where a log-probability is not finite."""
+    if not math.isfinite(sum(logprobs)):
+        raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")
+    return [int(token_id) for token_id in token_ids], logprobs

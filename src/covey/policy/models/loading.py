@@ -213,7 +213,8 @@ def _choose_layers(
         liger.use_liger(model, device, _compiles(settings, device))
     choose_kernels(model, settings.kernels, precision, device)
     if settings.kind == "causal" and mixers.route(model, _operations(settings.kernels, precision, device)):
-        _quiet_fallbacks()
+        # covey computes these layers: no lines on kernels that transformers lacks
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     path: Literal["fast", "general"] = "fast" if model.config._attn_implementation == ATTENTION else "general"
     return Policy(
         model,
@@ -224,11 +225,6 @@ def _choose_layers(
         mask_id=_mask_id(settings, tokenizer),
         processor=read_processor(model.name_or_path or settings.name, settings.revision) if is_composite(model) else {},
     )
-
-
-def _quiet_fallbacks() -> None:
-    """Silence transformers' lines on kernels that it lacks: covey computes these layers."""
-    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 
 def _operations(kernels: str, precision: torch.dtype, device: torch.device) -> Operations:

@@ -60,7 +60,7 @@ class FusedLayer:
 
     def _describe_attention(self, parts: LayerParts) -> None:
         call, width = self.call, int(parts.attention.head_dim)
-        query, key, _, *gates = map(_width_of, parts.heads)
+        query, key, _, *gates = (int(linear.out_features) for linear in parts.heads)
         call.head_width, call.num_keys = width, key // width
         call.num_queries = int(parts.output[0].in_features) // width
         call.gates = sum(gates) + query - call.num_queries * width
@@ -114,10 +114,6 @@ class FusedLayer:
 
 
 INNER = ("gate", "up", "down")
-
-
-def _width_of(linear: Any) -> int:
-    return int(linear.out_features)
 
 
 class FusedModel(nn.Module):
