@@ -80,9 +80,8 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
             if not missing:
                 say(f"preflight {number} of {len(stages)}: {stage.name}")
             with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
-                unmade = Check(False, f"not measured before {''.join(missing[:1])} passes", "", name=stage.name)
-                of_ranks = collectives.all_gather(unmade if missing else _run_check(stage, subject))
-                checks[stage.name] = next((check for check in of_ranks if not check.passed), of_ranks[0])
+                check = _unmade(stage, missing[0]) if missing else _run_check(stage, subject)
+                checks[stage.name] = _agree(collectives.all_gather(check))
     return list(checks.values())
 
 
@@ -154,6 +153,14 @@ def _run_check(stage: PreflightCheck, subject: PreflightContext) -> Check:
     found = stage.look(subject)
     seconds = time.perf_counter() - started
     return replace(found, name=stage.name, seconds=seconds)
+
+
+def _unmade(stage: PreflightCheck, missing: str) -> Check:
+    return Check(False, f"not measured before {missing} passes", "", name=stage.name)
+
+
+def _agree(of_ranks: Sequence[Check]) -> Check:
+    return next((check for check in of_ranks if not check.passed), of_ranks[0])
 
 
 def _is_masked(subject: PreflightContext) -> bool:

@@ -126,6 +126,11 @@ class EntropyControl:
         return self.coef if self.active else 0.0
 
 
+def entropy_control(algorithm: AlgorithmConfig) -> EntropyControl:
+    """Build the entropy bonus's control; an adaptive one starts inactive."""
+    return EntropyControl(algorithm.entropy_coef, active=algorithm.target_entropy is None)
+
+
 def update_entropy_control(
     control: EntropyControl, *, entropy: float, target: float, step: float = 0.005, low: float = 0.0, high: float = 1.0
 ) -> EntropyControl:

@@ -202,7 +202,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def last_settings(folder: Path, until: float = math.inf) -> dict[str, Any]:
-    """Read the settings that a run had after `until` steps, by dotted name."""
+    """Read a run's settings after `until` steps, by dotted name."""
     with as_written(folder / CONFIG):
         try:
             content = yaml.load(read_regular(folder / CONFIG, MAX_BYTES), YAML_LOADER)

@@ -75,8 +75,7 @@ class Trainer:
         """Called with every micro-batch and the objective's inputs of it; changes nothing."""
         self.experts = ExpertWatch.of(policy, settings.algorithm.router_aux_loss_coef)
         self.controller = controllers.kl_controller(settings.algorithm)
-        coef, target = settings.algorithm.entropy_coef, settings.algorithm.target_entropy
-        self.entropy = controllers.EntropyControl(coef, active=target is None)
+        self.entropy = controllers.entropy_control(settings.algorithm)
         self.settings = settings
         needed = self.objective.needs_entropy_gradient
         asked = {"entropy_gradient": needed, "in_place": True}

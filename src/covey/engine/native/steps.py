@@ -1,4 +1,4 @@
-"""Run several steps of decoding in one call of C, or ahead of the host.
+"""Run several steps of decoding in C, or ahead of the host.
 
 A step is layers, head, draw, and the embedding that the next one reads. There are as many as wanted, or up to the first
 that ends a row. Their numbers are those of one step at a time.
