@@ -17,6 +17,7 @@ from covey.engine.weights import MEAN_SHARE
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
+from covey.policy.sharding import is_shard
 from covey.run.build import trainer_settings
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
@@ -256,11 +257,7 @@ def entries(model: nn.Module) -> list[Tensor]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    if not collectives.is_distributed():
-        return tensor
-    from torch.distributed.tensor import DTensor  # a second, which one process alone need not wait
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def norm_of(pieces: Sequence[Tensor]) -> float:

@@ -10,6 +10,7 @@ from covey.policy.models.loading import choose_device, load_tokenizer
 from covey.policy.models.saved import NO_CODE, read_weights
 from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
+from covey.system.text.format import first_line
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
         model, lacking = read_weights(AutoModelForSequenceClassification, name, dtype=precision, **keywords)
         tokenizer = load_tokenizer(ModelConfig(name=name, revision=revision))
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-        raise ValueError(f"{name} is no directory or reachable hub reward model ({reason})") from error
+        raise ValueError(f"{name} is no directory or reachable hub reward model ({first_line(error)})") from error
     # A causal model loads too, with a random head
     if lacking:
         raise ValueError(f"{name} is no reward model: it {lacking}")

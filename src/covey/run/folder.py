@@ -21,7 +21,7 @@ from covey.run import trust
 from covey.run.versions import versions
 from covey.system import ranks
 from covey.system.disk import as_written, atomic_file, cannot_write, catch_write_errors, no_follow, read_regular, sync
-from covey.system.jsonl import write_json
+from covey.system.jsonl import read_object, write_json
 from covey.system.lookup import YAML_LOADER
 from covey.system.section import flat
 from covey.system.text.format import one_line
@@ -188,17 +188,8 @@ def newer_trainings(folder: Path, root: Path) -> list[Path]:
     """Return later runs of `covey train` below `root`, oldest first."""
     begun = begun_at(folder)
     newer = [path.parent for path in root.glob(f"**/{CONFIG}") if path.stat().st_mtime_ns > begun]
-    return sorted(
-        (path for path in newer if str(_facts(path).get("command", "")).startswith("covey train")), key=begun_at
-    )
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(read_regular(folder / VERSIONS, trust.MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    began_with = {path: read_object(path / VERSIONS, trust.MAX_BYTES).get("command") for path in newer}
+    return sorted((path for path in newer if str(began_with[path]).startswith("covey train")), key=begun_at)
 
 
 def last_settings(folder: Path, until: float = math.inf) -> dict[str, Any]:
@@ -235,7 +226,7 @@ def begin_log(folder: Path, secrets: tuple[str, ...] = ()) -> None:
 
 def write_versions(folder: Path, secrets: tuple[str, ...] = ()) -> None:
     """Write versions.json: the command and all versions; earlier starts stay."""
-    earlier = _facts(folder)
+    earlier = read_object(folder / VERSIONS, trust.MAX_BYTES)
     command = " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])
     facts: dict[str, Any] = {"command": without(command, secrets)}
     if "command" in earlier:

@@ -116,12 +116,26 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     for line in read_regular(path, MAX_BYTES).split(b"\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int:
+        row = object_of(line)
+        if type(row.get("step")) is int:
             yield row
+
+
+def read_object(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Return the JSON object of a file, empty without one."""
+    try:
+        return object_of(read_regular(path, most_bytes))
+    except (OSError, ValueError):
+        return {}
+
+
+def object_of(text: str | bytes) -> dict[str, Any]:
+    """Return the JSON object of a text, empty without one."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def as_lists(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """Paired differences of runs that share their random numbers."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from statistics import fmean, stdev, variance
 from typing import Any
 
 from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, student
-from covey.system.disk import read_regular
+from covey.system.jsonl import read_object
 from covey.system.text.format import number_of
 from covey_report.logs.read import RunFiles
 
@@ -33,11 +32,8 @@ class PairedGap:
 
 def facts_of(folder: Path) -> dict[str, Any]:
     """Return the facts of a child's branch, empty for other runs."""
-    try:
-        found = json.loads(read_regular(folder / FACTS, 1 << 20))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) and type(found.get("at")) is int else {}
+    found = read_object(folder / FACTS, 1 << 20)
+    return found if type(found.get("at")) is int else {}
 
 
 def groups_after(rows: Sequence[dict[str, Any]], at: int) -> Iterator[tuple[Key, float]]:

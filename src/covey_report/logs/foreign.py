@@ -3,7 +3,6 @@
 TRL keeps completions/completions_NNNNN.parquet, verl N.jsonl in its rollout_data_dir, verifiers traces.jsonl.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -13,6 +12,7 @@ from typing import Any
 
 from covey.run.folder import CONFIG, TRACES
 from covey.system.disk import as_written, read_regular
+from covey.system.jsonl import object_of
 from covey_report.logs.read import MAX_BYTES, Row, RunFiles, read_rows, read_run
 from covey_report.page.bands import mean_band
 
@@ -63,11 +63,7 @@ def _of_verifiers(folder: Path) -> Iterator[Row]:
     if not path.is_file():
         return
     for line in read_regular(path, MAX_BYTES).split(b"\n"):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(record, dict) or "nodes" not in record:
+        if "nodes" not in (record := object_of(line)):
             continue
         messages = [node["message"] for node in record["nodes"]]
         given = [m for m, node in zip(messages, record["nodes"], strict=True) if not node.get("sampled")]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.system.disk import read_regular
+from covey.system.jsonl import object_of
 from covey.system.lookup import read_table
 from covey_report.logs.read import MAX_BYTES, Row, RunFiles
 
@@ -95,14 +96,9 @@ def of_verl(file: Path) -> tuple[list[Row], list[Row]]:
 
 def _numbers(line: str) -> Row | None:
     if line.startswith("{"):
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        data = found.get("data") if isinstance(found, dict) else None
-        if not isinstance(data, dict) or type(found.get("step")) is not int:
-            return None
-        return {**data, "step": found["step"]}
+        found = object_of(line)
+        data, step = found.get("data"), found.get("step")
+        return {**data, "step": step} if isinstance(data, dict) and type(step) is int else None
     match = LINE.search(line)
     if match is None:
         return None

@@ -19,7 +19,7 @@ from covey.run.folder import (
     read_summary,
 )
 from covey.system.disk import read_regular
-from covey.system.jsonl import MAX_BYTES, read_rows
+from covey.system.jsonl import MAX_BYTES, read_object, read_rows
 from covey_doctor.verdicts import of_answers, with_prompts
 
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ def read_run(folder: Path) -> RunFiles:
     return RunFiles(
         folder=folder,
         settings=last_settings(folder),
-        versions=plain_mapping(_json(folder / VERSIONS)),
+        versions=read_object(folder / VERSIONS),
         summary=summary,
         steps=[row for row in metrics if row.get("kind") == "train"],
         looks=[row for row in metrics if row.get("kind") == "evaluate"],
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunFiles:
         rollouts=list(read_rows(folder / ROLLOUTS)),
         traces=list(read_rows(folder / TRACES)),
         updates=list(read_rows(folder / UPDATES)),
-        audit=plain_mapping(_json(folder / AUDIT)),
+        audit=read_object(folder / AUDIT),
         error=_error(folder) if summary is not None and summary.get("status") != "completed" else None,
     )
 
@@ -97,13 +97,6 @@ def _turn(turn: Row, most: int) -> Row:
     if turn.get("tool_calls"):
         shown["calls"] = cut(json.dumps(turn["tool_calls"], default=str, ensure_ascii=False), most)
     return shown
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(read_regular(path, MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def plain_mapping(value: Any) -> Row:

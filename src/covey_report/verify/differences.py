@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS, VERDICTS
-from covey_report.verify.proof import CHECK, SIDES, split, unpack
+from covey_report.verify.proof import CHECK, SIDES, saved_tensors, split, unpack
 
 Row = Mapping[str, Any]
 
@@ -191,7 +190,7 @@ def _is_number(value: Any) -> bool:
 
 def tensors_differ(then: Path, now: Path) -> tuple[str, float] | None:
     """Name the first element in which saved policies differ, with the gap."""
-    old, new = (dict(_tensors(folder)) for folder in (then, now))
+    old, new = (dict(saved_tensors(folder)) for folder in (then, now))
     if old.keys() != new.keys():
         return f"tensors {sorted(old.keys() ^ new.keys())[:3]} are missing or too many", math.inf
     for name in sorted(old):
@@ -201,12 +200,6 @@ def tensors_differ(then: Path, now: Path) -> tuple[str, float] | None:
         if not torch.equal(bits_of(a), bits_of(b)):
             return _element(name, a, b)
     return None
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            yield from ((name, opened.get_tensor(name)) for name in sorted(opened.keys()))
 
 
 def bits_of(tensor: Tensor) -> Tensor:

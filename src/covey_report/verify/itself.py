@@ -4,7 +4,6 @@ Settings, logs and checkpoints are compared with what was noted while they were 
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from covey.run.checkpoints.manifest import MAX_BYTES as MAX_TEXT
 from covey.run.checkpoints.saved_settings import CONTROL
 from covey.run.folder import CONFIG, METRICS, PROOF, ROWS, UPDATES, VERDICTS, last_settings, read_summary
 from covey.system.disk import as_written, read_regular
-from covey.system.jsonl import MAX_BYTES, read_rows
+from covey.system.jsonl import MAX_BYTES, object_of, read_rows
 from covey.system.lookup import YAML_LOADER
 from covey.system.section import flat
 from covey.system.text.format import number_of
@@ -136,25 +135,14 @@ def lines_of(path: Path) -> list[bytes]:
     return read_regular(path, MAX_BYTES).splitlines(keepends=True) if os.path.lexists(path) else []
 
 
-def _step_in(lines: Sequence[bytes]) -> int | None:
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            return int(row["step"])
-    return None
-
-
 def _find_added(folder: Path, name: str, size: int, last: int) -> Iterator[ChangedFile]:
     """Yield lines after the last mark, unless a kill explains them."""
     rest = lines_of(folder / name)[size:]
     is_whole = False
     with suppress(ValueError):  # a broken one is named elsewhere
         is_whole = (read_summary(folder) or {}).get("status") == "completed"
-    steps = [_step_in([line]) for line in rest]
-    if rest and (is_whole or any(step is not None and step < last for step in steps)):
+    steps = [object_of(line).get("step") for line in rest]
+    if rest and (is_whole or any(type(step) is int and step < last for step in steps)):
         yield ChangedFile(f"{name}: {number_of(len(steps), 'line')} at its end were not written by the run")
 
 

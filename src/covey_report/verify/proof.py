@@ -187,11 +187,15 @@ def tensor_check(tensor: Tensor) -> bytes:
 
 
 def saved_checks(checkpoint: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield names and checks of a saved policy's tensors, in order."""
-    for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
+    """Return names and checks of a saved policy's tensors, in order."""
+    return ((name, tensor_check(tensor)) for name, tensor in saved_tensors(checkpoint / POLICY))
+
+
+def saved_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and tensors of a saved policy, in order."""
+    for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            for name in sorted(opened.keys()):
-                yield name, tensor_check(opened.get_tensor(name))
+            yield from ((name, opened.get_tensor(name)) for name in sorted(opened.keys()))
 
 
 def group_row(group: Group) -> Row:

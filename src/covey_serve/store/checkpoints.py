@@ -4,7 +4,6 @@ A checkpoint is a folder: weights in transformers' or peft's format below `polic
 it, and facts with the digests of all files. Names come from clients: they never hold a separator.
 """
 
-import json
 import re
 import shutil
 import time
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.run.checkpoints.manifest import file_digests
-from covey.system.disk import atomic_folder, read_regular
-from covey.system.jsonl import write_json
+from covey.system.disk import atomic_folder
+from covey.system.jsonl import read_object, write_json
 from covey_serve.limits import RequestRefused
 from covey_serve.model.models import ModelShape
 
@@ -133,11 +132,8 @@ def check_folder(folder: Path) -> Mapping[str, Any]:
 
 
 def _facts(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(read_regular(folder / FACTS, MAX_FACTS))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and "files" in found and "shape" in found else None
+    found = read_object(folder / FACTS, MAX_FACTS)
+    return found if "files" in found and "shape" in found else None
 
 
 def describe(saved: Saved) -> dict[str, Any]:

@@ -115,11 +115,8 @@ class Drafter:
     def begin(self, rows: Sequence[DecodeRow], draws: RowDraws, most: int) -> Drafted:
         """Return rows that may write up to `most` tokens each."""
         contexts = [self._contexts_of(row) for row in rows]
-        num, room, before = (
-            len(rows),
-            len(rows) + MORE,
-            [_before(row, len(row.token_ids)) for row in rows],
-        )
+        num, room = len(rows), len(rows) + MORE
+        before = [_before(row, len(row.token_ids)) for row in rows]
         uniform_RS = random_uniform(
             draws.key_R[:, None], torch.tensor([[len(row.token_ids)] for row in rows]) + torch.arange(most)
         )

@@ -29,8 +29,9 @@ from covey.engine.base import (
 )
 from covey.engine.vllm.files import Tensors, push_folder, write_push
 from covey.engine.vllm.loop_thread import LoopThread
-from covey.engine.vllm.wire import Sample, Wire, one_line, sampling_params
+from covey.engine.vllm.wire import Sample, Wire, sampling_params
 from covey.engine.weights import Shapes, await_probe, defect, difference, disproof, refuse, shapes_of
+from covey.system.text.format import first_line
 from covey.types import Completion, Sampling, Span
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class VLLMEngine:
             on_close()
             if isinstance(error, EngineLost) or not isinstance(error, Exception):
                 raise
-            raise EngineLost(f"{served.name} did not start: {one_line(error)}") from None
+            raise EngineLost(f"{served.name} did not start: {first_line(error)}") from None
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """Return n completions of one prompt, in sample order.
@@ -312,7 +313,7 @@ class VLLMEngine:
                     await self._within(self._wire.ping(), "answer a ping")
             return task.result()
         except EngineLost as error:
-            raise self._lose(one_line(error)) from None
+            raise self._lose(first_line(error)) from None
         finally:
             task.cancel()
 
@@ -324,7 +325,7 @@ class VLLMEngine:
         except TimeoutError:
             raise self._lose(f"{self._served.name} did not {doing} within {self._served.deadline:g} s") from None
         except EngineLost as error:
-            raise self._lose(one_line(error)) from None
+            raise self._lose(first_line(error)) from None
 
     def _lose(self, reason: str) -> EngineLost:
         """Mark the engine as lost; later calls raise the same reason."""

@@ -10,7 +10,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from covey.engine.base import EngineLost, UpdateMode
 from covey.engine.vllm.files import adapter_rank
-from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Labels, Sample, one_line
+from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Labels, Sample
+from covey.system.text.format import first_line
 from covey.types import Span
 
 P = ParamSpec("P")
@@ -85,7 +86,7 @@ def own_errors(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             raise
         except Exception as error:
             cause = error.__cause__ or error
-            raise EngineLost(f"vLLM failed: {type(cause).__name__}: {one_line(cause)}") from None
+            raise EngineLost(f"vLLM failed: {type(cause).__name__}: {first_line(cause)}") from None
 
     return guarded
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from covey.engine.base import MOST_LOSSES, EngineLost, EngineStats
 from covey.engine.vllm.engine import VLLMEngine
-from covey.engine.vllm.wire import one_line
+from covey.system.text.format import first_line
 from covey.types import Completion, RunStopped, Sampling
 
 LOGGER = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ class RestartingEngine:
             while self._engine is lost and not self._is_closed:
                 self._losses += 1
                 if self._losses >= MOST_LOSSES:
-                    raise RunStopped(f"vLLM was lost {self._losses} times in a row: {one_line(why)}")
-                LOGGER.warning("vLLM is lost and started again on version %d: %s", version, one_line(why))
+                    raise RunStopped(f"vLLM was lost {self._losses} times in a row: {first_line(why)}")
+                LOGGER.warning("vLLM is lost and started again on version %d: %s", version, first_line(why))
                 gone = self._end_lost(lost)
                 try:
                     self._engine = self._make(version)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import httpx
 
 from covey.engine.base import EngineLost, UpdateMode
-from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Labels, Sample, one_line
+from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Labels, Sample
+from covey.system.text.format import first_line
 from covey.types import Span
 
 KEY = "VLLM_API_KEY"
@@ -43,7 +44,7 @@ def find_model(url: str) -> ServedModel:
         (model, *_) = answer.json()["data"]
         return ServedModel(str(model["id"]), int(model["max_model_len"]))
     except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"engine.url={url} is no vLLM server ({one_line(error)}); start one: {COMMAND}") from error
+        raise ValueError(f"engine.url={url} is no vLLM server ({first_line(error)}); start one: {COMMAND}") from error
 
 
 class Server:
@@ -123,7 +124,7 @@ class Server:
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:
-            said = f"{type(error).__name__}: {one_line(error)}"
+            said = f"{type(error).__name__}: {first_line(error)}"
             raise EngineLost(f"{name_of_server(self._url)} answers otherwise than vLLM 0.32 does ({said})") from None
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
@@ -136,7 +137,7 @@ class Server:
         try:
             answer = await self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise EngineLost(f"{name_of_server(self._url)} is gone: {one_line(error)}") from None
+            raise EngineLost(f"{name_of_server(self._url)} is gone: {first_line(error)}") from None
         if answer.is_error:
             said = " ".join(answer.text.split())[:200]
             raise EngineLost(f"{name_of_server(self._url)} answered {answer.status_code} to {path}: {said}")

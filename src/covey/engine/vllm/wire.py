@@ -113,8 +113,3 @@ def sampling_params(sampling: Sampling, index: int, stop_ids: Iterable[int]) -> 
 
 PROBE_PARAMS: Mapping[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
 """Keywords of SamplingParams that score a text."""
-
-
-def one_line(error: BaseException) -> str:
-    """Return the first line of an error, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

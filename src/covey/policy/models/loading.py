@@ -43,7 +43,6 @@ from covey.policy.models.saved import (
     check_code,
     code_beside,
     explain_unreadable,
-    first_line,
     read_weights,
     refuse_encoder,
     refuse_rowless,
@@ -58,6 +57,7 @@ from covey.policy.recurrence.base import Operations
 from covey.policy.settings import FOLDER, ModelConfig
 from covey.system.hub import silence
 from covey.system.machine import silence_bitsandbytes
+from covey.system.text.format import first_line
 
 
 def load_policy(

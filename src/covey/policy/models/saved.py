@@ -22,6 +22,7 @@ from transformers import __version__ as transformers_version
 from covey.policy.models.text_part import auto_class
 from covey.policy.own import OwnConfig
 from covey.policy.settings import FOLDER, ModelConfig
+from covey.system.text.format import first_line
 
 HEADS = re.compile(r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel")
 
@@ -65,11 +66,6 @@ def explain_unreadable(settings: ModelConfig, error: Exception) -> str:
     elif other := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)Config'>", str(error)):
         reason = f"{other[1]} is another kind: an encoder and a decoder, or a model of pictures or sound"
     return f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
-
-
-def first_line(error: Exception) -> str:
-    """Return an exception's first line, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 def refuse_encoder(settings: ModelConfig, config: PreTrainedConfig | None = None) -> None:

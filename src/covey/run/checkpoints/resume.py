@@ -24,6 +24,7 @@ from covey.run.folder import CHANGES, CONFIG, JOURNAL, LOCK, ROWS, changes_of, c
 from covey.run.versions import versions
 from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, no_follow, put_back
+from covey.system.jsonl import object_of
 from covey.system.text.masking import secrets_in
 
 LOGGER = logging.getLogger(__name__)
@@ -273,11 +274,8 @@ def _is_past(line: str, step: int, evaluated: bool) -> bool:
     # A torn last line has no newline
     if not line.endswith("\n"):
         return False
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(row, dict) or type(row.get("step")) is not int:
+    row = object_of(line)
+    if type(row.get("step")) is not int:
         return False
     if row["step"] == step and row.get("kind") == "evaluate":
         return evaluated

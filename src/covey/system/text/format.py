@@ -12,6 +12,11 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 def duration(seconds: float) -> str:
     """Format seconds in one of three forms by size.
 
