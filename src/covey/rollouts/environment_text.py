@@ -231,7 +231,7 @@ def _places(messages: Sequence[Message], keeps_sampled: bool, end: str) -> tuple
     return tuple(
         f"{secret}{number}x"
         if is_sampled and not keeps_sampled
-        else _opening_tag(text) + f"{secret}{number}x" + _closing_tag(text, end)
+        else _part(r"\A<\w+>", text) + f"{secret}{number}x" + _part(rf"</\w+>{end}", text)
         for number, (text, is_sampled) in enumerate(pairs)
     )
 
@@ -239,14 +239,6 @@ def _places(messages: Sequence[Message], keeps_sampled: bool, end: str) -> tuple
 def _are_sampled(messages: Sequence[Message]) -> list[bool]:
     """Return True for each string that the policy wrote."""
     return [message["role"] == "assistant" for message in messages for _ in _words([message])]
-
-
-def _opening_tag(text: str) -> str:
-    return found.group() if (found := re.match(r"<\w+>", text)) else ""
-
-
-def _closing_tag(text: str, end: str) -> str:
-    return found.group() if (found := re.search(rf"</\w+>{end}", text)) else ""
 
 
 def _words(messages: Sequence[Message]) -> list[str]:
@@ -280,3 +272,7 @@ def _map_texts(value: Any, change: Callable[[str], str], key: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [_map_texts(inner, change) for inner in value]
     return value
+
+
+def _part(pattern: str, text: str) -> str:
+    return found.group() if (found := re.search(pattern, text)) else ""

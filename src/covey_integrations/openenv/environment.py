@@ -143,7 +143,7 @@ class CallingEpisode(ActingEpisode):
 def actions_of(settings: OpenEnvConfig) -> Actions:
     """Ask a server for its actions. Raises ValueError, with the setting, where it does not say."""
     schema = action_schema(settings.url, settings.server_timeout)
-    if not takes_calls(schema):
+    if schema.get("title") not in OF_TOOLS:
         return Actions(schema)
 
     async def listed() -> Any:
@@ -195,11 +195,6 @@ NOT_SHOWN = ("metadata", "done", "reward")
 """Fields of an observation that are not for the policy."""
 OF_SYSTEM = ("transport_error", "timeout")
 """Errors of a call that say nothing about the call."""
-
-
-def takes_calls(schema: Mapping[str, Any]) -> bool:
-    """Return True if actions are calls of tools that the server lists."""
-    return schema.get("title") in OF_TOOLS
 
 
 def action_of(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:

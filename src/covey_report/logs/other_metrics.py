@@ -4,7 +4,6 @@ TRL keeps them in `log_history` of trainer_state.json, verl prints `step:N - nam
 {"step", "data"} with trainer.logger=file.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,10 +47,7 @@ def _candidates(folder: Path) -> Iterator[Path]:
 
 def of_trl(file: Path) -> tuple[list[Row], list[Row]]:
     """Read training and evaluation rows of a trainer_state.json."""
-    try:
-        history = json.loads(read_regular(file, MAX_BYTES)).get("log_history", [])
-    except (ValueError, AttributeError, RecursionError):
-        return [], []
+    history = object_of(read_regular(file, MAX_BYTES)).get("log_history", [])
     rows = [row for row in history if isinstance(row, dict) and type(row.get("step")) is int]
     training = [_renamed(row, TRL) for row in rows if "reward" in row or "loss" in row]
     looks = [{"step": row["step"], **_held_out_of_trl(row)} for row in rows if "eval_reward" in row]

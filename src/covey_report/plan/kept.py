@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.system.disk import cache_folder
-from covey.system.jsonl import finite, write_json
+from covey.system.jsonl import finite, read_object, write_json
 
 BESIDE = ("output.", "doctor.", "preflight.", "timeouts.", "resume", "trust_run", "seed", "cold_start.cache_dir")
 """Settings that change neither memory nor time, or hardly."""
@@ -18,20 +18,12 @@ def keep_plan(settings: Mapping[str, Any], row: Mapping[str, Any]) -> None:
 
 
 def kept_plan(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    return kept(plan_path(settings))
+    return read_object(plan_path(settings)) or None
 
 
 def keep(path: Path, row: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, row)
-
-
-def kept(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def plan_path(settings: Mapping[str, Any]) -> Path:

@@ -8,8 +8,9 @@ from covey.config.schema import Config
 from covey.environments import registry as environments
 from covey.environments.base import close_environment
 from covey.system.disk import cache_folder
+from covey.system.jsonl import read_object
 from covey_report.plan.hardware import Hardware
-from covey_report.plan.kept import keep, kept
+from covey_report.plan.kept import keep
 from covey_report.plan.plan import Measured
 
 NUM_PROMPTS = 64
@@ -36,9 +37,9 @@ def prompt_tokens_of(config: Config) -> float | None:
 
 
 def kept_probe(config: Config, on: Hardware) -> Measured | None:
-    found = kept(_path(config, on))
+    found = read_object(_path(config, on))
     try:
-        return None if found is None else Measured(**found)
+        return Measured(**found) if found else None
     except TypeError:  # of another version
         return None
 

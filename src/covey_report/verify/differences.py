@@ -111,12 +111,9 @@ def _first_of(
         for number, kinds in sides_differ(a, b):
             if kinds:
                 place = _token_place(a, b, number) if kinds[0] == "tokens" else ""
-                return kinds[0], f"rollout {number + 1} of prompt {prompt} has {_other(kinds[0])}{place}"
+                other = "another reward" if kinds[0] == "reward" else f"other {kinds[0]}"
+                return kinds[0], f"rollout {number + 1} of prompt {prompt} has {other}{place}"
     return None
-
-
-def _other(kind: str) -> str:
-    return "another reward" if kind == "reward" else f"other {kind}"
 
 
 def _token_place(old: Row, new: Row, number: int) -> str:

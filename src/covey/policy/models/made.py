@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from covey.policy.own import own_model, unwrap
 from covey.policy.own_tokenizer import own_tokenizer
 from covey.policy.settings import ModelConfig
+from covey.system.jsonl import read_object
 from covey.system.lookup import attribute, describe, is_foreign, resolve
 
 ORIGIN = "made_from"
@@ -63,10 +63,7 @@ def make_model(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 def _origin(folder: Path) -> str | None:
     """Return the name that a saved policy's model was made of."""
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(ORIGIN)
-    except (OSError, ValueError, AttributeError):
-        return None
+    found = read_object(folder / "config.json").get(ORIGIN)
     return found if isinstance(found, str) else None
 
 

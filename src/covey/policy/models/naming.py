@@ -1,11 +1,11 @@
 """Check `model.name` and `model.device` before anything is loaded."""
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
 from covey.policy.settings import FOLDER, NANO
+from covey.system.jsonl import read_object
 
 
 def check_name(name: str, code: str | None = None) -> None:
@@ -59,11 +59,8 @@ def newest_policy(folder: Path) -> Path | None:
     saved = [path.parent for path in folder.glob("**/checkpoints/step-*/manifest.json")]
     if saved:
         return max(saved, key=lambda path: (path.parents[1].stat().st_mtime_ns, path.name)) / "policy"
-    try:
-        warmed = Path(json.loads((folder / "cold_start.json").read_text(encoding="utf-8"))["path"])
-    except (OSError, ValueError, KeyError):
-        return None
-    return warmed if warmed.is_dir() else None
+    warmed = read_object(folder / "cold_start.json").get("path")
+    return Path(warmed) if isinstance(warmed, str) and Path(warmed).is_dir() else None
 
 
 def _kind(folder: Path) -> str:

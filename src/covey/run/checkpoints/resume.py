@@ -283,8 +283,6 @@ def _is_past(line: str, step: int, evaluated: bool) -> bool:
 
 
 def _owner(text: str) -> str:
-    try:
-        facts = json.loads(text)
-        return f"process {facts['pid']}, started {facts['started']}"
-    except (LookupError, TypeError, ValueError, RecursionError):
-        return "another process"
+    facts = object_of(text)
+    is_known = {"pid", "started"} <= facts.keys()
+    return f"process {facts['pid']}, started {facts['started']}" if is_known else "another process"

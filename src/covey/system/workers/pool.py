@@ -7,7 +7,6 @@ isolates accidents, not attacks.
 
 import asyncio
 import contextlib
-import json
 import os
 import pickle
 import secrets
@@ -23,6 +22,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
+from covey.system.jsonl import object_of
 from covey.system.text.escaping import escape
 from covey.system.waits.running import set_alarm
 from covey.system.workers.leftovers import MARK, kill_with_all
@@ -116,12 +116,9 @@ class _Process:
             heard = self._connection.recv_bytes(MAX_ANSWER)
         is_in_time = cancel()
         # A function may write to descriptors that are not its own: what is no answer ends its worker
-        said: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            said = json.loads(heard or b"")
-        is_answer = isinstance(said, dict) and said.get("call") == self.num_calls and len(said) > 1
-        if is_answer and is_in_time:
-            return dict(said)
+        said = object_of(heard or b"")
+        if said.get("call") == self.num_calls and len(said) > 1 and is_in_time:
+            return said
         self.kill()
         if not is_in_time:
             return {"failure": f"{TOO_LONG} {timeout:g} s"}
