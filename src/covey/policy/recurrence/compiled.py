@@ -83,18 +83,14 @@ class _CausalConv(torch.autograd.Function):
         silu: bool,
     ) -> Tensor:
         x, rows_S3 = _dense(x), rows_S3.contiguous()
-        weight_WC = weight_CW.detach().float().T.contiguous()
-        wide_C = None if bias_C is None else bias_C.detach().float().contiguous()
         out = x.new_empty(x.shape)
-        sources = torch.empty(len(x), len(weight_WC), dtype=torch.int64)
-        call = _conv_of(x, weight_WC, wide_C, rows_S3, sources)
-        call.has_silu = silu
+        call = _conv_of(x, weight_CW, bias_C, rows_S3, silu)
         call.out = out.data_ptr()
         lent = _lend(call, holders)
         call.half_held = holders is not None and holders.state_MHNP.dtype == torch.bfloat16
         library(CONV).covey_conv_plan(ctypes.byref(call))
         library(CONV).covey_conv(ctypes.byref(call))
-        del lent, sources
+        del lent
         ctx.save_for_backward(x, weight_CW, bias_C, rows_S3)
         ctx.silu = silu
         return out
@@ -103,16 +99,12 @@ class _CausalConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_CW, bias_C, rows_S3 = ctx.saved_tensors
-        weight_WC = weight_CW.float().T.contiguous()
-        wide_C = None if bias_C is None else bias_C.float().contiguous()
-        sources = torch.empty(len(x), len(weight_WC), dtype=torch.int64)
-        call = _conv_of(x, weight_WC, wide_C, rows_S3, sources)
-        call.has_silu = ctx.silu
-        ends, readers = torch.empty(len(x) + 1, dtype=torch.int64), torch.empty_like(sources)
+        call = _conv_of(x, weight_CW, bias_C, rows_S3, ctx.silu)
+        ends, readers = (torch.empty(size, dtype=torch.int64) for size in (len(x) + 1, len(x) * call.width))
         out_gradient, of_x = out_gradient.contiguous(), x.new_empty(x.shape)
         inner = torch.empty(x.shape, dtype=torch.float32)
-        of_weight = weight_WC.new_empty(len(weight_WC) + 1, x.shape[1])
-        sums = weight_WC.new_empty(-(-len(x) // BLOCK), *of_weight.shape)
+        of_weight = torch.empty(call.width + 1, x.shape[1], dtype=torch.float32)
+        sums = of_weight.new_empty(-(-len(x) // BLOCK), *of_weight.shape)
         call.ends, call.readers, call.out_gradient = ends.data_ptr(), readers.data_ptr(), out_gradient.data_ptr()
         call.of_x, call.inner, call.sums = of_x.data_ptr(), inner.data_ptr(), sums.data_ptr()
         call.of_weight = of_weight.data_ptr()
@@ -212,8 +204,12 @@ def _scan_of(inputs: list[Tensor | None], rows_S3: Tensor) -> ctypes.Structure:
     return call
 
 
-def _conv_of(x: Tensor, weight_WC: Tensor, bias_C: Tensor | None, rows_S3: Tensor, sources: Tensor) -> ctypes.Structure:
-    call = Conv(x.data_ptr(), weight_WC.data_ptr(), None if bias_C is None else bias_C.data_ptr())
+def _conv_of(x: Tensor, weight_CW: Tensor, bias_C: Tensor | None, rows_S3: Tensor, has_silu: bool) -> ctypes.Structure:
+    weight_WC = weight_CW.detach().float().T.contiguous()
+    wide_C = None if bias_C is None else bias_C.detach().float().contiguous()
+    sources = torch.empty(len(x), len(weight_WC), dtype=torch.int64)
+    call = Conv(x.data_ptr(), weight_WC.data_ptr(), None if wide_C is None else wide_C.data_ptr(), has_silu=has_silu)
+    call.alive = weight_WC, wide_C, sources
     call.rows, call.num_segments, call.sources = rows_S3.data_ptr(), len(rows_S3), sources.data_ptr()
     call.num_tokens, call.channels, call.width = len(x), x.shape[1], len(weight_WC)
     call.stride, call.half, call.num_threads = x.stride(0), x.dtype == torch.bfloat16, torch.get_num_threads()
