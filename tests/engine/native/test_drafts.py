@@ -242,7 +242,7 @@ def kinds_of_calls(first_drafted: float, drafted: float, plain: float, num: int)
     return kinds
 
 
-def test_whole_calls_are_compared_after_three_of_each_kind_and_the_slower_is_tried_again() -> None:
+def test_whole_calls_are_compared_after_three_of_each_kind() -> None:
     both = [True, False] * 3
     assert kinds_of_calls(0.050, 0.008, 0.010, 15) == [*both, True, False, *[True] * 7]
     assert kinds_of_calls(0.008, 0.012, 0.010, 15) == [*both, False, True, *[False] * 7]
