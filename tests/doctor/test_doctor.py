@@ -159,6 +159,17 @@ def rows_of(values: Mapping[str, list[float]]) -> RunLog:
     return log_of([{"step": place + 1, **{n: v[place] for n, v in values.items()}} for place in range(count)])
 
 
+def test_the_rate_of_adapters_is_named_first_in_short_runs() -> None:
+    steps = [{"step": step, "zero_std_fraction": 0.7, "all_wrong_fraction": 0.7} for step in range(1, 41)]
+    looks = [{"step": step, "reward_mean": 0.413} for step in (0, 3)]
+    settings = {"optimizer.lr": 1e-6, "model.lora_rank": 16, "num_steps": 3}
+    assert names(log_of(steps, settings=settings)) == ["D15", "D2", "D1"]
+    short = log_of(steps[:3], looks, settings=settings)
+    assert names(short) == ["D15"]
+    assert diagnose(short)[0].advice[0].startswith("optimizer.lr")
+    assert names(log_of(steps[:3], looks[:1], settings=settings)) == []
+
+
 def test_one_bad_window_is_no_finding_and_two_are() -> None:
     def log(bad: int) -> RunLog:
         return rows_of({"zero_std_fraction": [0.1] * (60 - bad) + [1.0] * bad, "all_wrong_fraction": [0.0] * 60})

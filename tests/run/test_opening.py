@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from covey.run.build import Run, build_environment, build_run
-from covey.run.stages import crowding, opening, size_of
+from covey.run.stages import crowding, low_rate, opening, size_of
 from covey.system.text.format import count
 from covey.system.waits.timer import PhaseTimer
 
@@ -53,3 +53,13 @@ def test_a_step_of_more_prompts_than_there_are_is_a_warning(monkeypatch: pytest.
 def test_a_curriculum_has_no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     with begun(monkeypatch, curriculum__name="success") as run:
         assert opening(run).endswith("2 x 4 completions a step, 2 steps")
+
+
+@pytest.mark.parametrize(
+    ("rate", "rank", "name", "warns"),
+    [(9e-6, 16, "adamw", True), (1e-5, 16, "adamw", False), (1e-6, 0, "adamw", False), (1e-6, 16, "sgd", False)],
+)
+def test_adapters_whose_rate_hardly_moves_them_are_a_warning(rate: float, rank: int, name: str, warns: bool) -> None:
+    line = low_rate(small_config(optimizer__lr=rate, model__lora_rank=rank, optimizer__name=name))
+    assert (line or "").startswith("optimizer.lr=9e-06 hardly moves adapters (model.lora_rank=16)") is warns
+    assert (line is not None) is warns

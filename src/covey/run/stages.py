@@ -153,12 +153,12 @@ def load_run(
 
 
 def announce(run: Run, record: RunRecorder) -> None:
-    """Report the training, and warn of repeated prompts."""
+    """Report the training, and warn of repeated prompts and of low rates."""
     record.say(opening(run))
     if run.policy.device.type == "cuda":
         record.say(computing(run.policy, run.config))
-    if (crowded := crowding(run)) and collectives.is_main_process():
-        LOGGER.warning("%s", crowded)
+    for line in filter(None, (crowding(run), low_rate(run.config))) if collectives.is_main_process() else ():
+        LOGGER.warning("%s", line)
 
 
 PREFLIGHT = "covey_preflight.preflight:before_training"
@@ -222,6 +222,18 @@ def stop_with_cluster(run: Run, ending: Ending) -> None:
     """Stop training if the cluster of its samplers is lost."""
     if isinstance(run.source, RaySource):
         run.source.on_loss = ending.stop_later
+
+
+LEAST_RATE_OF_LORA = 1e-5
+"""Learning rate of AdamW below which adapters hardly move in the steps of a run."""
+
+
+def low_rate(config: Config) -> str | None:
+    """Return a warning if adapters are trained with too low a rate."""
+    lr, rank = config.optimizer.lr, config.model.lora_rank
+    if rank == 0 or lr >= LEAST_RATE_OF_LORA or config.optimizer.name == "sgd":
+        return None
+    return f"optimizer.lr={lr:g} hardly moves adapters (model.lora_rank={rank}): 1e-4 to 5e-4 is usual for them"
 
 
 def await_samplers(run: Run, record: RunRecorder) -> None:

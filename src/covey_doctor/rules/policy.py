@@ -310,7 +310,8 @@ def rate_too_low(log: RunLog) -> Evidence | None:
     """Find a policy that does not move despite a signal."""
     # Adapters need larger rates than all weights do
     rate, rank = log.setting("optimizer.lr"), log.setting("model.lora_rank")
-    if isinstance(rate, float) and rank and rate < FULL_LR_OF_LORA and len(log.steps) >= 2 * log.width:
+    is_seen = len(log.steps) >= 2 * log.width or len(log.looks_at(held_out_measure(log))) > 1
+    if isinstance(rate, float) and rank and rate < FULL_LR_OF_LORA and is_seen:
         text = f"optimizer.lr={rate:g} with adapters of rank {rank}"
         return None if is_rising(log) else Evidence(Level.WATCH, text, None, values={"lr": rate})
     reward, signal = reward_change(log), log.windows("zero_std_fraction")
