@@ -395,8 +395,7 @@ def test_the_gain_on_the_front_page_is_that_of_the_results() -> None:
 
 
 def test_the_answers_of_the_front_page_are_those_of_the_results() -> None:
-    said = front(json.loads(RESULTS.read_text()))
-    assert " ".join(said.split()) in " ".join(TEXTS["README.md"].split())
+    assert " ".join(front(json.loads(RESULTS.read_text())).split()) in " ".join(TEXTS["README.md"].split())
 
 
 def test_the_environment_of_the_rewards_page_fits_on_a_screen() -> None:
