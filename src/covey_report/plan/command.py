@@ -143,7 +143,7 @@ def _weights(config: Config, shape: Shape) -> str:
         return f"{shape.weights:,} weights, all trained{beside and beside + ', which stay as they are'}"
     adapters = shape.adapter_weights(rank, config.model.lora_targets)
     known = f"{shape.weights:,} weights{beside}"
-    return f"{known}, of which none are trained: adapters of rank {rank} are, {adapters:,} weights"
+    return f"{known}, all frozen; adapters of rank {rank} are trained, {adapters:,} weights"
 
 
 def _steps(config: Config) -> str:

@@ -187,7 +187,7 @@ def test_a_plan_says_how_many_weights_are_trained(capsys: pytest.CaptureFixture[
     assert "1,543,714,304 weights, all trained" in capsys.readouterr().out
     assert main([*words, "model.name=Qwen/Qwen2.5-1.5B", "model.lora_rank=16"]) == 0
     printed = capsys.readouterr().out
-    assert "1,543,714,304 weights, of which none are trained: adapters of rank 16 are, 18,464,768 weights" in printed
+    assert "1,543,714,304 weights, all frozen; adapters of rank 16 are trained, 18,464,768 weights" in printed
     assert "a GPU of 10 GB, as fast as RTX 3080 10 GB" in printed
 
 
