@@ -33,13 +33,11 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLU
             found = verdict(run)
             told = found["text"] if found["state"] in STATES else f"{found['text']} {found['badge'].capitalize()}."
             said = [told, *(f"doctor: {line}" for line in _of_doctor(run))]
-            lines += [name, *(line for text in said for line in _wrapped(text, columns))]
+            lines.append(name)
+            for text in said:
+                lines += textwrap.wrap(text, max(columns, 30), initial_indent="  ", subsequent_indent="    ")
             lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
     return lines + (compared_lines(runs, names) if len(runs) > 1 else [])
-
-
-def _wrapped(text: str, columns: int) -> list[str]:
-    return textwrap.wrap(text, max(columns, 30), initial_indent="  ", subsequent_indent="    ")
 
 
 def _drawn(curves: Sequence[Mapping[str, Any]], columns: int) -> list[str]:

@@ -157,7 +157,7 @@ def announce(run: Run, record: RunRecorder) -> None:
     record.say(opening(run))
     if run.policy.device.type == "cuda":
         record.say(computing(run.policy, run.config))
-    for line in filter(None, (crowding(run), low_rate(run.config))) if collectives.is_main_process() else ():
+    for line in doubts(run) if collectives.is_main_process() else ():
         LOGGER.warning("%s", line)
 
 
@@ -222,18 +222,6 @@ def stop_with_cluster(run: Run, ending: Ending) -> None:
     """Stop training if the cluster of its samplers is lost."""
     if isinstance(run.source, RaySource):
         run.source.on_loss = ending.stop_later
-
-
-LEAST_RATE_OF_LORA = 1e-5
-"""Learning rate of AdamW below which adapters hardly move in the steps of a run."""
-
-
-def low_rate(config: Config) -> str | None:
-    """Return a warning if adapters are trained with too low a rate."""
-    lr, rank = config.optimizer.lr, config.model.lora_rank
-    if rank == 0 or lr >= LEAST_RATE_OF_LORA or config.optimizer.name == "sgd":
-        return None
-    return f"optimizer.lr={lr:g} hardly moves adapters (model.lora_rank={rank}): 1e-4 to 5e-4 is usual for them"
 
 
 def await_samplers(run: Run, record: RunRecorder) -> None:
@@ -331,9 +319,8 @@ def computing(policy: Policy, config: Config) -> str:
         f" (varlen {obstacle})" if policy.attention == "sdpa" and obstacle and config.model.attention == "auto" else ""
     )
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in policy.model.modules())
-    chosen = config.model.gradient_checkpointing is not None
     activations = "computed again" if recomputes else "kept"
-    if not chosen:
+    if config.model.gradient_checkpointing is None:
         activations += ", for all of them would not fit" if recomputes else ", for they fit"
     attention = OWN.get(policy.attention, policy.attention)
     training = f"attention: {attention}{why}; layers: {_layers(policy, config)}; activations: {activations}"
@@ -370,13 +357,14 @@ def size_of(policy: Policy) -> str:
     return f"{count(whole)} parameters, {share} in {str(policy.precision).removeprefix('torch.')}"
 
 
-def crowding(run: Run) -> str | None:
-    """Return a warning if a step draws prompts more than once."""
+def doubts(run: Run) -> Iterator[str]:
+    """Yield warnings of prompts drawn repeatedly, and of adapters' low rates."""
     prompts, groups_per_step = len(run.source.stream.prompts), run.config.groups_per_step
-    if groups_per_step <= prompts:
-        return None
-    times = groups_per_step / prompts
-    return (
-        f"groups_per_step={groups_per_step} takes each of {prompts} training prompts {times:.3g} times a step; "
-        "a larger group_size would compare more answers to each"
-    )
+    if groups_per_step > prompts:
+        yield (
+            f"groups_per_step={groups_per_step} takes each of {prompts} training prompts "
+            f"{groups_per_step / prompts:.3g} times a step; a larger group_size would compare more answers to each"
+        )
+    lr, rank = run.config.optimizer.lr, run.config.model.lora_rank
+    if rank > 0 and lr < 1e-5 and run.config.optimizer.name != "sgd":
+        yield f"optimizer.lr={lr:g} hardly moves adapters (model.lora_rank={rank}): 1e-4 to 5e-4 is usual for them"

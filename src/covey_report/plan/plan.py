@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from covey.config.schema import Config
@@ -12,6 +12,8 @@ from covey.rollouts.settings import group_sizes
 from covey.run.memory.estimate import answer_bound, with_checkpointing, with_fused_layers, workload
 from covey.run.memory.memory_model import Workload, memory_of
 from covey.run.memory.model_shapes import Shape
+from covey.system.section import flat
+from covey_doctor.advice import still_open
 from covey_report.plan.hardware import Hardware
 from covey_report.plan.seconds import PHASES, Work, constants, step_seconds
 from covey_report.plan.settings import as_cold_start, derive_numbers
@@ -81,7 +83,7 @@ class Plan:
 
 def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
     """Plan a run on `num_gpus` trainers, plus samplers of source=ray."""
-    config = with_checkpointing(config, num_gpus, int(on.memory), is_gpu=on.is_gpu)
+    given, config = config, with_checkpointing(config, num_gpus, int(on.memory), is_gpu=on.is_gpu)
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
     spread = SPREAD_OF_PROBE if known.factors else constants(on).spread
     step = Interval(sum(low.values()) / spread, sum(value.values()), sum(high.values()) * spread)
@@ -90,7 +92,7 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
     gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
     memory = memory_on(shape, load_on(config, shape, on, num_gpus, known), on)
     change, same = ((), ()) if memory["in_all"] <= on.memory else changes(config, shape, on, num_gpus, known)
-    limit = bottleneck(value, is_gpu=on.is_gpu)
+    limit = bottleneck(given, value, is_gpu=on.is_gpu)
     return Plan(on, gpus, memory, change, same, value, step, hours, _cost(on, gpus, hours), limit, known.source)
 
 
@@ -280,18 +282,21 @@ def _cost(on: Hardware, gpus: int, hours: Interval) -> Interval | None:
     return Interval(gpus * hours.low * low, EXTRA * gpus * hours.value * middle, EXTRA * gpus * hours.high * high)
 
 
-def bottleneck(phases: Mapping[str, float], *, is_gpu: bool) -> str:
-    """Describe the slowest phase of a step, and its remedy."""
+def bottleneck(config: Config, phases: Mapping[str, float], *, is_gpu: bool) -> str:
+    """Describe the slowest phase of a step, and remedies left."""
     name = max(PHASES, key=lambda one: phases[one])
-    remedy = REMEDIES[name] if is_gpu else REMEDIES[name].removesuffix(", more GPUs")
-    return f"{name}, {100 * phases[name] / sum(phases.values()):.0f} % of a step: {remedy}"
+    settings = flat(asdict(config)) | {CHECKPOINTING: bool(config.model.gradient_checkpointing)}
+    ways = still_open([way for way in REMEDIES[name] if is_gpu or way not in ON_GPUS], settings)
+    return f"{name}, {100 * phases[name] / sum(phases.values()):.0f} % of a step: {', '.join(ways)}"
 
 
+CHECKPOINTING = "model.gradient_checkpointing"
+ON_GPUS = ("larger micro_batch_tokens", "more GPUs", "parallel.strategy=fsdp", "source=ray")
 REMEDIES = {
-    "sampling": "the longest answer decides, more answers cost little; shorter sampling.max_tokens, or samplers beside",
-    "reward": "more workers (environment.num_workers), or streaming=true",
-    "logprobs": "updates_per_batch=1 and kl_coef=0 leave these passes out",
-    "backward": "larger micro_batch_tokens, packing=shared, no checkpointing where memory allows, more GPUs",
-    "optimizer": "adapters (model.lora_rank), or parallel.strategy=fsdp",
-    "other": "larger steps: this is paid by the step and by the answer",
+    "sampling": ("shorter sampling.max_tokens (the longest answer decides, more cost little)", ON_GPUS[3]),
+    "reward": ("more workers (environment.num_workers)", "streaming=true"),
+    "logprobs": ("updates_per_batch=1", "algorithm.kl_coef=0"),
+    "backward": (*ON_GPUS[:2], "packing=shared", f"{CHECKPOINTING}=false", "shorter sampling.max_tokens"),
+    "optimizer": ("adapters (model.lora_rank)", ON_GPUS[2], "larger steps"),
+    "other": ("larger steps: this is paid by the step and by the answer",),
 }

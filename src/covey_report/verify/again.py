@@ -146,7 +146,8 @@ class Again:
         """Return a run beside its records, with nothing compared yet."""
         names = [name for name, _ in weights_of(run.policy, trained=True)]
         outcome = Recomputed(machine=machine(run.policy))
-        return cls(run, record, past, rows_by_key(past), Tail(record.folder, only_measured=is_replayed), names, outcome)
+        then = sort_rows({name: list(read_rows(past / name)) for name in (*COMPARED, PROOF)})
+        return cls(run, record, past, then, Tail(record.folder, only_measured=is_replayed), names, outcome)
 
     def _beginning_differs(self, first: StepRange, prompts: str, frozen: bytes, trained: bytes) -> Difference | None:
         proof = list(read_rows(self.past / PROOF))
@@ -247,11 +248,6 @@ def checkpoint_at(past: Path, step: int) -> Path:
 
 
 NOTHING = StepRows(None, {})
-
-
-def rows_by_key(folder: Path) -> dict[Key, StepRows]:
-    """Return the rows of a run by step and kind."""
-    return sort_rows({name: list(read_rows(folder / name)) for name in (*COMPARED, PROOF)})
 
 
 def sort_rows(files: Mapping[str, Sequence[dict[str, Any]]]) -> dict[Key, StepRows]:

@@ -24,7 +24,7 @@ from covey_report.page.content import planned
 from covey_report.plan.command import lines_of, read_flags
 from covey_report.plan.hardware import GPUS, Hardware, named
 from covey_report.plan.kept import against, keep_plan, kept_plan
-from covey_report.plan.plan import Interval, Measured, bounded, changes, memory_on, plan_of, work_of
+from covey_report.plan.plan import Interval, Measured, bottleneck, bounded, changes, memory_on, plan_of, work_of
 from covey_report.plan.probe import Watch, compared, probe
 from covey_report.plan.seconds import PHASES, active_weights, step_seconds
 from covey_report.plan.settings import shape_for
@@ -374,6 +374,28 @@ def test_the_command_prints_a_plan_and_leaves_no_folder(
     (row,) = json.loads(capsys.readouterr().out)
     assert row["fits"]
     assert list(row["phases"]) == list(PHASES)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_gpu", "advice"),
+    [
+        ({}, False, "shorter sampling.max_tokens"),
+        ({"packing": "padded"}, False, "packing=shared, shorter sampling.max_tokens"),
+        (
+            {"model.gradient_checkpointing": None},
+            True,
+            "larger micro_batch_tokens, more GPUs, shorter sampling.max_tokens",
+        ),
+        (
+            {"model.gradient_checkpointing": True},
+            True,
+            "larger micro_batch_tokens, more GPUs, model.gradient_checkpointing=false, shorter sampling.max_tokens",
+        ),
+    ],
+)
+def test_a_plan_advises_what_is_not_set_and_helps_there(given: dict[str, Any], is_gpu: bool, advice: str) -> None:
+    said = bottleneck(changed(config_of(), given), dict.fromkeys(PHASES, 1.0) | {"backward": 3.0}, is_gpu=is_gpu)
+    assert said.partition(": ")[2] == advice
 
 
 def test_a_plan_that_was_kept_is_set_against_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
