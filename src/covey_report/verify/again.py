@@ -184,7 +184,7 @@ class Again:
         for step in range(own.start, own.last):
             stepped = train_step(run, step, stopper)
             self.record.log_step(step, stepped)
-            self.record.say(f"step {step + 1} is computed again")
+            self.record.say(f"step {step + 1} of {own.last} is computed again")
             if not self.looked_at(step + 1, STATE_PARTS):
                 return
 
