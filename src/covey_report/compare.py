@@ -101,6 +101,7 @@ def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
         for name in (measures_of(*rows) if shared else ())
     }
     first = next(iter(found.values()), None)
+    is_same = all(_values(row, name, shared) == _values(rows[0], name, shared) for row in rows for name in found)
     state = state_of(None if first is None else asdict(first), len(shared))
     return {
         "num_prompts": len(shared),
@@ -108,7 +109,7 @@ def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
         "measures": {name: [_finite(value) for value in astuple(one)] for name, one in found.items()},
         "levels": {name: [_level(side, name, shared) for side in (base, other)] for name in found},
         "state": state,
-        "words": READINGS[state] if shared else "nothing in common",
+        "words": (SAME if is_same else READINGS[state]) if found else "nothing in common",
     }
 
 
@@ -118,6 +119,7 @@ def _level(rows: Sequence[Row], measure: str, shared: Sequence[str]) -> float | 
     return _finite(fmean(known)) if known else None
 
 
+SAME = "the same on every prompt"
 READINGS = WORDS | {"shown": "better, shown", "lost": "worse, shown", "unclear": "no difference shown"}
 
 

@@ -72,6 +72,11 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
     assert gain["lines"][-1].endswith("], 0.400 -> 0.600")
 
 
+def test_runs_that_answer_every_prompt_alike_are_said_to_be_the_same() -> None:
+    assert comparison([run(40), run(40, lr=1e-3)], ["one", "other"])["gains"][0]["words"] == "the same on every prompt"
+    assert comparison([run(40), run(41, lr=1e-3)], ["one", "other"])["gains"][0]["words"] == "no difference shown"
+
+
 def test_runs_of_several_seeds_are_one_group_with_the_spread_of_seeds() -> None:
     first = [run(right, seed=seed) for seed, right in enumerate((40, 50, 60))]
     second = [run(right, seed=seed, lr=1e-3) for seed, right in enumerate((50, 62, 70))]

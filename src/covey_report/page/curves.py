@@ -104,7 +104,9 @@ def _reward(run: RunFiles) -> dict[str, Any] | None:
         return None
     # Intervals over prompts, where every step has one of all that were sampled
     of_step = {row["step"]: _over_prompts(row) for row in run.updates}
-    bands = [None if _has_dropped(row) else of_step.get(row["step"]) for row in run.steps]
+    # The rewards of dropped groups are not kept
+    whole = [row.get("num_groups_sampled", row.get("num_groups")) == row.get("num_groups") for row in run.steps]
+    bands = [of_step.get(row["step"]) if has_all else None for row, has_all in zip(run.steps, whole, strict=True)]
     if all(band is not None and band.low is not None for band in bands):
         about = "95 % over the prompts of a step"
         drawn = [Band(value, band.low, band.high) for value, band in zip(values, bands, strict=True) if band]
@@ -122,11 +124,6 @@ def _over_prompts(row: Row) -> Band | None:
     """
     groups = [[r for r in map(number, g.get("rewards", [])) if r is not None] for g in row.get("groups", [])]
     return mean_band([fmean(group) for group in groups if group]) if len(groups) == row.get("num_groups") else None
-
-
-def _has_dropped(row: Row) -> bool:
-    """Return True if groups were dropped, whose rewards are not kept."""
-    return bool(row.get("num_groups_sampled", row.get("num_groups")) != row.get("num_groups"))
 
 
 def _held_out(run: RunFiles) -> dict[str, Any] | None:
