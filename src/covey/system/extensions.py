@@ -55,7 +55,8 @@ class Extensions:
         >>> Extensions("covey.commands", "verb", {"show": "covey_report.runs.show:run_show"}).package("show")
         ''
         """
-        return "" if name in self.own else ", ".join(_format_package(one) for one in self._entries().get(name, ()))
+        found = () if name in self.own else self._entries().get(name, ())
+        return ", ".join(f"{one.dist.name} {one.dist.version}" if one.dist else one.value for one in found)
 
     def _entries(self) -> Mapping[str, tuple[EntryPoint, ...]]:
         return _read_group(self._group, tuple(sys.path))
@@ -107,7 +108,3 @@ def _read_docstring(point: EntryPoint) -> str:
 
 CALLBACKS = Extensions("covey.callbacks", "output.callbacks", {})
 """Name -> function of settings and of a line printer, which makes a callback of a run."""
-
-
-def _format_package(found: EntryPoint) -> str:
-    return f"{found.dist.name} {found.dist.version}" if found.dist else found.value

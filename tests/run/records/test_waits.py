@@ -11,7 +11,7 @@ from covey.system.waits.running import Pulse
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import PromptWaits, Watchdog
 
-LIMITS = {"timeouts.loading": 600.0, "timeouts.sampling": 600.0}
+LIMITS = {"timeouts.loading": 600.0, "timeouts.sampling": 600.0, "timeouts.scoring": 600.0}
 
 
 class Heard(Progress):
@@ -38,6 +38,10 @@ def test_the_outermost_wait_and_the_phase_say_what_a_run_is_at(tmp_path: Path) -
                 assert at(timer, me) == "waiting for the engine to answer 9 prompts (evaluation)"
             watchdog.progress("the engine to answer 3 prompts")
             assert at(timer, me) == "waiting for the engine to answer 3 prompts (evaluation)"
+        with watchdog.deadline("the environment e to score 4 prompts", "timeouts.scoring"):
+            assert at(timer, me) == "waiting for the environment e to score 4 prompts"
+            with watchdog.deadline("the engine to sample a token", "timeouts.sampling"):
+                assert at(timer, me) == "waiting for the engine to sample a token"
 
 
 def test_another_thread_tells_it_while_the_run_is_stuck(tmp_path: Path) -> None:

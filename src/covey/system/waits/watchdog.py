@@ -131,8 +131,9 @@ class Watchdog:
                 self._tell()
 
     def waited_for(self, thread: int) -> str | None:
-        """Return the outermost wait of a thread."""
-        return next((wait.what for wait in tuple(self._waits.get(thread, ()))), None)
+        """Return a thread's outermost wait under the limit of its innermost."""
+        waits = tuple(self._waits.get(thread, ()))
+        return next((wait.what for wait in waits if wait.limit == waits[-1].limit), None)
 
     def now_for(self, what: str, setting: str, seconds: float | None = None) -> None:
         """Replace this thread's wait."""
