@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,20 @@ def test_a_run_killed_in_its_first_step_is_not_shown_as_running(
     assert main(["show", "run"]) == 0
     ended = "the run was killed; no checkpoint was saved; remove run and start again"
     assert f"no step is finished yet; {ended}\n" in capsys.readouterr().out
+
+
+def test_a_lock_that_is_let_go_just_then_is_of_a_killed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_run(Path("run"))
+    with ExitStack() as held:
+        held.enter_context(run_lock(folder))
+        leaving = threading.Timer(0.2, held.close)
+        leaving.start()
+        assert main(["show", "run"]) == 0
+        leaving.join()
+    assert "no step is finished yet; the run was killed;" in capsys.readouterr().out
 
 
 def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
