@@ -366,5 +366,5 @@ def doubts(run: Run) -> Iterator[str]:
             f"{groups_per_step / prompts:.3g} times a step; a larger group_size would compare more answers to each"
         )
     lr, rank = run.config.optimizer.lr, run.config.model.lora_rank
-    if rank > 0 and lr < 1e-5 and run.config.optimizer.name != "sgd":
+    if rank > 0 and lr < 5e-6 and run.config.optimizer.name != "sgd":
         yield f"optimizer.lr={lr:g} hardly moves adapters (model.lora_rank={rank}): 1e-4 to 5e-4 is usual for them"
