@@ -28,7 +28,7 @@ def chunk_within_bound(chunk: int, vocabulary: int) -> int:
     return min(chunk, max(1, MAX_LOGITS // vocabulary))
 
 
-MIN_PASS_TOKENS, PASS_WORK = 512, 2**36
+MIN_PASS_TOKENS, PASS_WORK = 1024, 2**37
 """Tokens, and tokens times weights, from which a longer pass on a CPU is no faster."""
 
 
@@ -36,7 +36,7 @@ def longest_pass(num_weights: int, group_tokens: int = 1) -> int:
     """Return the tokens of a CPU's pass over whole groups.
 
     >>> longest_pass(134_515_008), longest_pass(134_515_008, 320)
-    (512, 640)
+    (1024, 1280)
     """
     return group_tokens * -(-max(MIN_PASS_TOKENS, PASS_WORK // num_weights) // group_tokens)
 
