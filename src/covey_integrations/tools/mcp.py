@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import httpx
 
+from covey.system.jsonl import object_of
 from covey.system.waits.running import set_alarm
 from covey_integrations.tools.calling import ToolServerLost
 from covey_integrations.tools.tool import Tool, schema_of
@@ -81,7 +82,7 @@ class StdioWire:
                 if left < 0:
                     self._kill()
                     raise ToolServerLost(f"the tool server {self._command} answered more than {MAX_BYTES} bytes")
-                answer = _read(line)
+                answer = object_of(line)
                 if answer.get("id") == message["id"] and "method" not in answer:
                     return answer
         except (OSError, ValueError) as error:
@@ -130,7 +131,7 @@ class HttpWire:
         if "id" not in message:
             return None
         is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
-        found = map(_read, _events(text) if is_stream else [text])
+        found = map(object_of, _events(text) if is_stream else [text])
         mine = next((one for one in found if one.get("id") == message["id"] and "method" not in one), None)
         if mine is None:
             raise ToolServerLost(f"the tool server {self._url} did not answer {message['method']}")
@@ -283,15 +284,6 @@ def _events(text: str) -> list[str]:
     blocks = text.replace("\r\n", "\n").split("\n\n")
     found = ("\n".join(line[5:].strip() for line in block.split("\n") if line.startswith("data:")) for block in blocks)
     return [data for data in found if data]
-
-
-def _read(line: str | bytes) -> Mapping[str, Any]:
-    """Return a message, {} for anything else, such as log lines."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, Mapping) else {}
 
 
 def result_text(result: Mapping[str, Any]) -> str:
