@@ -1,5 +1,7 @@
 """SIGTERM, SIGHUP and Ctrl-C: the last finished step is saved, the status says why, and no process is left."""
 
+import asyncio
+import gc
 import json
 import os
 import pty
@@ -18,7 +20,7 @@ from covey.loop import train
 from covey.run.evaluate import Evaluation
 from covey.run.given import RunObjects
 from covey.run.records.callbacks import Callback
-from covey.system.waits.signals import Stopper, StopRequested
+from covey.system.waits.signals import Stopper, StopRequested, quiet_event_loop
 from covey.types import Prompt
 
 from ...support.processes import are_gone, descendants
@@ -240,6 +242,43 @@ def test_a_hanging_save_is_given_up_after_the_grace_period_with_stacks() -> None
     assert 0.4 < time.monotonic() - asked < 30
     assert "Timeout (0:00:00.500000)!" in errors
     assert 'File "<string>", line 9' in errors
+
+
+def test_a_signal_in_the_middle_of_a_callback_leaves_no_future_that_nobody_awaits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As between `gather` and its `await`: asyncio would log an exception that was never retrieved."""
+    resumed: list[str] = []
+
+    async def judged() -> None:
+        outcomes = asyncio.gather(asyncio.sleep(60), asyncio.sleep(60))
+        signal.raise_signal(signal.SIGINT)
+        resumed.append("to the await")
+        await outcomes
+
+    async def together() -> None:
+        await asyncio.gather(judged())
+
+    quiet = asyncio.Runner(loop_factory=quiet_event_loop)
+    with pytest.raises(StopRequested) as stopped, Stopper().installed(), quiet:
+        quiet.run(together())
+    del quiet
+    gc.collect()
+    assert (stopped.value.status, resumed, caplog.text) == (130, ["to the await"], "")
+
+
+def test_a_signal_in_the_last_callback_of_a_loop_is_heard_at_the_next_release_and_once() -> None:
+    async def last() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(lambda _: signal.raise_signal(signal.SIGTERM))  # behind the callback that ends the loop
+
+    with Stopper().installed() as stopper, asyncio.Runner(loop_factory=quiet_event_loop) as runner:
+        runner.run(last())
+        with pytest.raises(StopRequested) as stopped:
+            stopper.release()
+        runner.run(asyncio.sleep(0))
+    assert stopped.value.status == 143
 
 
 def test_a_signal_that_comes_while_the_ranks_vote_is_heard_at_the_next_vote() -> None:

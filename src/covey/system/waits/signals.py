@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import WeakValueDictionary
 
 from covey.system.waits.running import running_clock
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+
+_LOOPS: "WeakValueDictionary[int, asyncio.AbstractEventLoop]" = WeakValueDictionary()
+"""The quiet event loop of each thread."""
 
 EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 """Exit code of the command after saving: 128 + signal number, as shells have it."""
@@ -65,6 +69,8 @@ class Stopper:
     _thread: int = field(default_factory=threading.get_ident)
     """The thread that is stopped; signals always arrive in the main one."""
     _previous: dict[signal.Signals, Any] = field(default_factory=dict)
+    _soon: "asyncio.Handle | None" = None
+    """The stop that waits for the event loop's current callback."""
 
     @contextmanager
     def installed(self) -> Iterator["Stopper"]:
@@ -94,6 +100,8 @@ class Stopper:
     def release(self) -> None:
         """Let signals through; raises StopRequested where one has come."""
         self._held = False
+        if self._soon is not None:
+            self._soon.cancel()
         # Not into _waiting: a signal that comes during the vote must wait for the next one, not be lost.
         asked = self._waiting if self.together is None else self.together(self._waiting or 0) or None
         if asked is not None:
@@ -123,9 +131,14 @@ class Stopper:
             faulthandler.dump_traceback_later(self.shutdown_timeout, exit=True, file=sys.__stderr__ or sys.stderr)
         if not self._held and self.together is None:
             self._held = True  # the save that follows is not to be interrupted
-            if self._thread == threading.get_ident():
-                raise StopRequested(number)
             kind = KINDS[signal.Signals(number)]
+            loop = _LOOPS.get(self._thread)
+            if loop is not None and loop.is_running():
+                # Between callbacks: raised inside asyncio it loses tasks, and `close` waits for them forever.
+                self._soon = loop.call_soon_threadsafe(_raise, kind)
+                return
+            if self._thread == threading.get_ident():
+                raise kind
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(kind))
 
     def run_apart(self, work: Callable[[], T]) -> T:
@@ -135,6 +148,10 @@ class Stopper:
         with ThreadPoolExecutor(1, "covey-run") as threads, self.installed():
             self._thread = threads.submit(threading.get_ident).result()
             return threads.submit(work).result()
+
+
+def _raise(kind: type[StopRequested]) -> NoReturn:
+    raise kind
 
 
 def is_in_event_loop() -> bool:
@@ -170,4 +187,5 @@ def quiet_event_loop() -> "asyncio.AbstractEventLoop":
             loop.default_exception_handler(context)
 
     loop.set_exception_handler(report)
+    _LOOPS[threading.get_ident()] = loop
     return loop
