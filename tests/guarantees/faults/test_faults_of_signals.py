@@ -244,7 +244,7 @@ def test_a_hanging_save_is_given_up_after_the_grace_period_with_stacks() -> None
     assert 'File "<string>", line 9' in errors
 
 
-def test_a_signal_in_the_middle_of_a_callback_leaves_no_future_that_nobody_awaits(
+def test_a_signal_within_a_callback_leaves_no_future_unawaited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As between `gather` and its `await`: asyncio would log an exception that was never retrieved."""
@@ -267,7 +267,7 @@ def test_a_signal_in_the_middle_of_a_callback_leaves_no_future_that_nobody_await
     assert (stopped.value.status, resumed, caplog.text) == (130, ["to the await"], "")
 
 
-def test_a_signal_in_the_last_callback_of_a_loop_is_heard_at_the_next_release_and_once() -> None:
+def test_a_signal_in_the_last_callback_is_heard_once_at_the_next_release() -> None:
     async def last() -> None:
         task = asyncio.current_task()
         assert task is not None
