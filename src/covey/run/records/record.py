@@ -111,6 +111,7 @@ class RunRecorder:
         self._samplers = SamplersTotals()
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
+        self._plain_evaluations: list[dict[str, Any]] = []  # taken apart once: the state is copied every step
         self._seen: list[list[PromptKey]] = []
         """The prompts of each evaluation."""
         self.evaluated_at = -1
@@ -321,6 +322,7 @@ class RunRecorder:
         for name, part in found.parts.items():
             metrics |= {f"{key}/{name}": value for key, value in numbers_of(part).items() if not key.startswith("pass")}
         self._evaluations.append(found)
+        self._plain_evaluations.append(asdict(found))
         self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
         self._log_verdicts(step, found)
         self.evaluated_at = step
@@ -437,7 +439,7 @@ class RunRecorder:
             "step_seconds": self._step_seconds,
             "seconds": time.monotonic() - self._started,
             "phases": self.timer.seconds,
-            "evaluations": [asdict(evaluation) for evaluation in self._evaluations],
+            "evaluations": list(self._plain_evaluations),
             "seen": list(self._seen),
             "evaluated_at": self.evaluated_at,
         }
@@ -449,6 +451,7 @@ class RunRecorder:
         self._started -= state["seconds"]
         for name, seconds in state["phases"].items():
             self.timer.charge(name, seconds)
+        self._plain_evaluations = list(state["evaluations"])
         self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
         self._seen = list(state["seen"])
         self.evaluated_at = state["evaluated_at"]
