@@ -5,6 +5,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -244,10 +245,15 @@ def kinds_of_calls(first_drafted: float, drafted: float, plain: float, num: int)
 
 def test_whole_calls_are_compared_after_three_of_each_kind() -> None:
     both = [True, False] * 3
-    assert kinds_of_calls(0.050, 0.008, 0.010, 15) == [*both, True, False, *[True] * 7]
-    assert kinds_of_calls(0.008, 0.012, 0.010, 15) == [*both, False, True, *[False] * 7]
+    assert kinds_of_calls(0.050, 0.008, 0.010, 15) == [*both, *[True] * 7, False, True]
+    assert kinds_of_calls(0.008, 0.012, 0.010, 15) == [*both, *[False] * 7, True, False]
     assert Drafter().is_wanted(49) is False
     assert Drafter(always=True).is_wanted(4) is True
+
+
+def test_the_slower_kind_is_tried_ever_less_often() -> None:
+    looks = [n for n, drafts in enumerate(kinds_of_calls(0.012, 0.012, 0.010, 260)) if n > 5 and drafts]
+    assert [after - before for before, after in pairwise((5, *looks))] == [8, 16, 32, 64, 64, 64]
 
 
 def test_no_draft_reaches_beyond_the_end_or_a_stop_token() -> None:

@@ -8,7 +8,7 @@ Shapes: R rows, S tokens that each may write, K stop tokens, F positions of a pa
 """
 
 import ctypes
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -27,8 +27,8 @@ MOST = 7
 """Drafted tokens of a row in a pass, beside its newest one."""
 MOST_ROWS = 48
 """Rows beside which no draft is fed: a pass over more positions takes longer in proportion."""
-LOOK_EVERY = 8
-"""Calls between two of the kind that was slower."""
+LOOK_AFTER, MAX_PAUSE = 8, 64
+"""Calls before the slower kind is tried again, doubled with each try up to the maximum."""
 FEW, RECENT = 3, 5
 """Calls of each kind before they are compared, and those whose median is."""
 MORE = 24
@@ -87,19 +87,24 @@ class Drafter:
         self._memory = Memory()
         self._paces = Pace(always=always), Pace(always=always)
         """Paces of passes without and with a filtered draw, which takes long."""
-        self._always, self._calls = always, 0
+        self._always = always
+        self._calls: Counter[int] = Counter()
+        self._pauses: defaultdict[int, int] = defaultdict(lambda: LOOK_AFTER)
         self._seconds: defaultdict[tuple[int, bool], deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         """Seconds of a token in recent calls, by the number of rows and whether they drafted."""
 
     def is_wanted(self, num_rows: int) -> bool:
         """Return True where the next call is to draft."""
-        self._calls += 1
         if self._always or num_rows > MOST_ROWS:
             return num_rows <= MOST_ROWS
         drafted, plain = (self._seconds[num_rows, kind] for kind in (True, False))
         if min(len(drafted), len(plain)) < FEW:
             return len(drafted) <= len(plain)
-        return (median(drafted) < median(plain)) != (self._calls % LOOK_EVERY == 0)
+        self._calls[num_rows] += 1
+        is_look = self._calls[num_rows] == self._pauses[num_rows]
+        if is_look:
+            self._calls[num_rows], self._pauses[num_rows] = 0, min(2 * self._pauses[num_rows], MAX_PAUSE)
+        return (median(drafted) < median(plain)) != is_look
 
     def note(self, num_rows: int, is_drafted: bool, seconds: float) -> None:
         """Take the seconds of a token in a call."""
