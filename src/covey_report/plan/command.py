@@ -117,11 +117,10 @@ def _known(
             keep_probe(config, on, found)
         else:
             found = kept_probe(config, on)
-    # Prompts are counted for the embedded policy, else they are usual ones
     if found is None:
         rates = "data sheets" if on.is_gpu else "rates measured here"
         counted = None if asked.prompt_tokens else prompt_tokens()
-        unknown = "" if counted or asked.prompt_tokens else " (--prompt-tokens)"
+        unknown = "" if counted or asked.prompt_tokens else ", a guess (--prompt-tokens)"
         found = Measured(counted or USUAL_PROMPT, source=f"{rates} and usual shares")
     # Lengths given by hand outrank measured ones
     prompts, answers = asked.prompt_tokens or found.prompt_tokens, found.completion_tokens

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 
 from covey.config.schema import Config, DoctorConfig, EvaluationConfig, OutputConfig, PreflightConfig
-from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run
 from covey.run.given import RunObjects
 from covey.run.memory.estimate import with_checkpointing, workload
@@ -16,7 +15,7 @@ from covey.run.memory.model_shapes import Shape
 from covey.run.records.callbacks import Callback
 from covey.run.records.record import RunRecorder
 from covey_report.plan.hardware import Hardware
-from covey_report.plan.known import NUM_PROMPTS
+from covey_report.plan.known import mean_tokens
 from covey_report.plan.plan import Measured, work_of
 from covey_report.plan.seconds import PHASES, step_seconds
 
@@ -38,8 +37,8 @@ class Watch(Callback):
     def built(self, run: Run, record: RunRecorder) -> None:
         self._record = record
         record.timer.clock = self._clock
-        prompts = run.test_prompts[:NUM_PROMPTS]
-        self.prompt_tokens = fmean(len(encode_prompt(run.policy.tokenizer, prompt)) for prompt in prompts)
+        sampler = run.local.sampler
+        self.prompt_tokens = mean_tokens(sampler.tokenizer, sampler.environment, run.test_prompts)
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         assert self._record is not None

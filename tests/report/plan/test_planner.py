@@ -1,6 +1,7 @@
 """What a plan says: memory by the one model, seconds that follow from the work, the cheapest change, dated prices."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from covey.config.budget import resolve_budget
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.native.cache import budget
+from covey.policy.models.nano import nano_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.given import RunObjects
@@ -24,6 +26,7 @@ from covey_report.page.content import planned
 from covey_report.plan.command import lines_of, read_flags
 from covey_report.plan.hardware import GPUS, Hardware, named
 from covey_report.plan.kept import against, keep_plan, kept_plan
+from covey_report.plan.known import prompt_tokens_of
 from covey_report.plan.plan import Interval, Measured, bottleneck, bounded, changes, memory_on, plan_of, work_of
 from covey_report.plan.probe import Watch, compared, probe
 from covey_report.plan.seconds import PHASES, active_weights, step_seconds
@@ -444,11 +447,42 @@ def test_the_plan_closes_with_the_lengths_that_it_took(
     words = ["plan", "recipe=ifeval", "model=qwen2.5-coder-0.5b-instruct", "--on", "h100"]
     assert main(words) == 0
     usual = (
-        "prompts of 128 tokens (--prompt-tokens), answers between a quarter and all of sampling.max_tokens (--answer"
+        "prompts of 128 tokens, a guess (--prompt-tokens), answers between a quarter and all of sampling.max_tokens (--a"
     )
     assert usual in capsys.readouterr().out
     assert main([*words, "--prompt-tokens", "60", "--answer-tokens", "29"]) == 0
     assert "shares; prompts of 60 tokens, answers of 29 tokens\n" in capsys.readouterr().out
+
+
+def rows_of_two_lengths(folder: Path) -> str:
+    """Write 200 rows, those of 10 characters before those of 30."""
+    prompts = [f"{place:03}{'x' * (7 if place < 100 else 27)}" for place in range(200)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    (folder / "own.py").write_text("def right(completions, **columns):\n    return [0.0] * len(completions)\n")
+    return str(folder / "rows.jsonl")
+
+
+def test_prompts_of_a_saved_model_are_counted_on_rows_of_the_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nano_tokenizer().save_pretrained(tmp_path / "saved")  # a token for each byte
+    sizes = {"model_type": "llama", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2}
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({**sizes, "num_attention_heads": 4}))
+    words = ["plan", f"model.name={tmp_path}/saved", f"data.path={rows_of_two_lengths(tmp_path)}", "--on", "h100"]
+    assert main([*words, "environment=reward_functions", "rewards=[own:right]", "--json"]) == 0
+    source = json.loads(capsys.readouterr().out)[0]["source"]
+    counted = re.search(r"prompts of (\d+) tokens, answers", source)
+    assert counted is not None, source
+    assert 17 <= int(counted[1]) <= 23  # the first 64 rows have 10 each
+
+
+@pytest.mark.parametrize("missing", ["model", "rows"])
+def test_nothing_is_fetched_to_count_prompts(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.environments.registry.build", lambda config: pytest.fail("rows were asked for"))
+    config = Config(model=ModelConfig(name="nobody/here" if missing == "model" else "nano"))
+    config.data.path = "nobody/rows" if missing == "rows" else rows_of_two_lengths(tmp_path)
+    assert prompt_tokens_of(config) is None
 
 
 @pytest.mark.slow
