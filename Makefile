@@ -60,6 +60,7 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 
 # What a demo needs: covey alone.
 $(RUNS_STAMP): pyproject.toml .ci/constraints.txt
+	@test -e $(STAMP) || echo 'installing covey into $(VENV): about two minutes, most of them torch'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -e $(STAMP) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable . $(TRANSFORMERS)
 	touch $@

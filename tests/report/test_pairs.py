@@ -73,7 +73,17 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
 
 
 def test_runs_that_answer_every_prompt_alike_are_said_to_be_the_same() -> None:
-    assert comparison([run(40), run(40, lr=1e-3)], ["one", "other"])["gains"][0]["words"] == "the same on every prompt"
+    one, other = run(40), run(40, lr=1e-3)
+    words = "no difference shown, the same rewards on every prompt"
+    assert comparison([one, other], ["one", "other"])["gains"][0]["words"] == words
+    for side in (one, other):
+        side.answers[:] = [{"step": step, "prompt": "0", "completion": f"{step}"} for step in (0, 9)]
+    (same,) = comparison([one, other], ["one", "other"])["gains"]
+    assert same["words"] == "the same answers"
+    assert same["measures"]["accuracy"] == [0.0, None, None]
+    assert same["lines"][:2] == ["other against one, 100 prompts, a run each", "accuracy +0.0 points, 40.0 -> 40.0 %"]
+    other.answers[-1]["completion"] = "another"
+    assert comparison([one, other], ["one", "other"])["gains"][0]["words"] == words
     assert comparison([run(40), run(41, lr=1e-3)], ["one", "other"])["gains"][0]["words"] == "no difference shown"
 
 

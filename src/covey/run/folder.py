@@ -51,6 +51,8 @@ STATUS = "status.json"
 """Present activity of trainer and samplers, with source=ray."""
 OF_A_RUN = re.compile(r"/(?:checkpoints|journal|tensorboard|wandb|run\.\w+|[^/]*\.(?:jsonl?|log|html))$")
 """Files and folders that a run writes into its folder."""
+EXITING = 0x4
+"""Flag of a Linux process that has begun to end (PF_EXITING), as in /proc/PID/stat."""
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings do not concern a run."""
 
@@ -167,9 +169,18 @@ def is_running(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except BlockingIOError:
-        return True
+        return not _is_ending(folder)
     except OSError:  # no locks here, or the file is not ours to look at
         return not (folder / SUMMARY).exists()
+    return False
+
+
+def _is_ending(folder: Path) -> bool:
+    """Return True if the lock's owner is dying, its memory still being freed."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # another machine's process, or no such file system
+        owner = int(read_object(folder / LOCK).get("pid", 0))
+        after_name = Path(f"/proc/{owner}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return bool(int(after_name[6]) & EXITING)
     return False
 
 

@@ -56,7 +56,7 @@ def mean_tokens(tokenizer: "PreTrainedTokenizerBase", environment: Environment, 
 
 
 def _is_here(model: ModelConfig, path: str | None) -> bool:
-    """Return whether tokenizer and rows are on this machine."""
+    """Return True if tokenizer and rows are on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
     def is_local(name: str) -> bool:

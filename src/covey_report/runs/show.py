@@ -1,7 +1,6 @@
 """`covey show RUN`: results with best and worst answers."""
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,8 +139,6 @@ def _state(folder: Path) -> str:
 
 
 def _what_follows(folder: Path) -> str:
-    if is_running(folder):
-        time.sleep(1.0)  # a killed run's lock outlives it by a moment
     if is_running(folder):
         return "the run continues"
 

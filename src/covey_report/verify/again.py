@@ -150,7 +150,7 @@ class Again:
         return cls(run, record, past, then, Tail(record.folder, only_measured=is_replayed), names, outcome)
 
     def _beginning_differs(self, first: StepRange, prompts: str, frozen: bytes, trained: bytes) -> Difference | None:
-        proof = list(read_rows(self.past / PROOF))
+        proof = [own.proof for own in self.then.values() if own.proof is not None]
         begun = [row for row in proof if row.get("kind") == "begin" and row["step"] <= first.start]
         row = begun[-1] if begun else {}
         had = row.get("prompts")
@@ -171,6 +171,10 @@ class Again:
             )
         return None
 
+    @property
+    def _num_steps(self) -> int:
+        return sum(kind == "train" for _, kind in self.then)
+
     def compute(self, own: StepRange) -> None:
         """Compute steps up to its first difference."""
         run, stopper = self.run, stages.make_stopper(self.run.config)
@@ -184,7 +188,7 @@ class Again:
         for step in range(own.start, own.last):
             stepped = train_step(run, step, stopper)
             self.record.log_step(step, stepped)
-            self.record.say(f"step {step + 1} of {own.last} is computed again")
+            self.record.say(f"step {step + 1} of {self._num_steps} is computed again")
             if not self.looked_at(step + 1, STATE_PARTS):
                 return
 

@@ -446,9 +446,7 @@ def test_the_plan_closes_with_the_lengths_that_it_took(
     monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
     words = ["plan", "recipe=ifeval", "model=qwen2.5-coder-0.5b-instruct", "--on", "h100"]
     assert main(words) == 0
-    usual = (
-        "prompts of 128 tokens, a guess (--prompt-tokens), answers between a quarter and all of sampling.max_tokens (--a"
-    )
+    usual = "prompts of 128 tokens, a guess (--prompt-tokens), answers between a quarter and all of sampling.max_tokens"
     assert usual in capsys.readouterr().out
     assert main([*words, "--prompt-tokens", "60", "--answer-tokens", "29"]) == 0
     assert "shares; prompts of 60 tokens, answers of 29 tokens\n" in capsys.readouterr().out

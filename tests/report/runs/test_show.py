@@ -4,9 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -147,17 +145,20 @@ def test_a_run_killed_in_its_first_step_is_not_shown_as_running(
     assert f"no step is finished yet; {ended}\n" in capsys.readouterr().out
 
 
-def test_a_lock_that_is_let_go_just_then_is_of_a_killed_run(
+def test_a_killed_run_whose_lock_is_still_there_is_not_shown_as_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = write_run(Path("run"))
-    with ExitStack() as held:
-        held.enter_context(run_lock(folder))
-        leaving = threading.Timer(0.2, held.close)
-        leaving.start()
+    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with run_lock(folder):
+        (folder / "run.lock").write_text(json.dumps({"pid": killed.pid}))
         assert main(["show", "run"]) == 0
-        leaving.join()
+        assert "no step is finished yet; the run continues\n" in capsys.readouterr().out
+        killed.kill()
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # ended, and not let go
+        assert main(["show", "run"]) == 0
+    killed.wait()
     assert "no step is finished yet; the run was killed;" in capsys.readouterr().out
 
 
