@@ -176,7 +176,7 @@ def is_running(folder: Path) -> bool:
 
 
 def _is_ending(folder: Path) -> bool:
-    """Return True if the lock's owner is dying, its memory still being freed."""
+    """Return True if the lock's owner is killed, its memory being freed."""
     with contextlib.suppress(OSError, ValueError, IndexError):  # another machine's process, or no such file system
         owner = int(read_object(folder / LOCK).get("pid", 0))
         after_name = Path(f"/proc/{owner}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
