@@ -3,8 +3,11 @@
 import re
 
 _HIDDEN = re.compile(r"<!--.*?(?:-->|\Z)|~~(?=\S)[^~\n]{1,80}(?<=\S)~~", re.DOTALL)
-_THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
-THINK_END = "</think>"
+_THINK = re.compile(
+    r"(?i)<(/?)(?:seed:)?(?:think(?:ing)?|thought)>|(?-i:\[(/?)THINK\])|\u25c1(/?)think\u25b7"
+    r"|<\|(?:begin|start|(end))_(?:of_thought|thinking)\|>"
+)
+"""Marks of thoughts in templates of R1, Seed, EXAONE, Magistral, Kimi, Sky-T1 and Command; a group has closing ones."""
 
 
 def without_thoughts(completion: str) -> str:
@@ -14,8 +17,8 @@ def without_thoughts(completion: str) -> str:
     # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
     for tag in _THINK.finditer(completion):
         if depth == 0:
-            kept = [] if tag[1] else [*kept, completion[position : tag.start()]]
-        depth = max(0, depth - 1) if tag[1] else depth + 1
+            kept = [] if any(tag.groups()) else [*kept, completion[position : tag.start()]]
+        depth = max(0, depth - 1) if any(tag.groups()) else depth + 1
         position = tag.end()
     # An unclosed thought has no answer
     if depth == 0:
@@ -29,13 +32,15 @@ def visible(completion: str) -> str:
 
 
 def after_thoughts(completion: str) -> str:
-    """Return the text after the last `</think>`, trimmed.
+    """Return the text after the last thought, trimmed.
 
     Nothing where a thought never ends.
     """
-    if THINK_END in completion:
-        return completion.rpartition(THINK_END)[2].strip()
-    return "" if completion.lstrip().startswith("<think>") else completion
+    tags = list(_THINK.finditer(completion))
+    ends = [tag.end() for tag in tags if any(tag.groups())]
+    if ends:
+        return completion[ends[-1] :].strip()
+    return "" if tags and not completion[: tags[0].start()].strip() else completion
 
 
 def blocks(text: str, tag: str) -> list[str]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import is_message, text_of
-from covey.environments.data.columns import VERLS, Row, from_json, value_in
+from covey.environments.data.columns import VERLS, Row, from_text, value_in
+from covey.system.jsonl import as_lists
 
 ASKING = ("system", "developer", "user")
 """Roles of a question."""
@@ -12,7 +13,7 @@ ASKING = ("system", "developer", "user")
 
 def text_in(row: Row, column: str) -> str:
     """Return a column's text, or its messages' single question. ValueError."""
-    found = value_in(row, column)
+    found = as_lists(value_in(row, column))
     if isinstance(found, str):
         return found
     if isinstance(found, Sequence) and found and all(_asks(message) for message in found):
@@ -26,10 +27,10 @@ def _asks(message: Any) -> bool:
 
 def list_in(row: Row, column: str) -> list[Any]:
     """Return a column's list, possibly of JSON text. ValueError."""
-    found = from_json(value_in(row, column))
+    found = from_text(value_in(row, column))
     if isinstance(found, str) or not isinstance(found, Sequence):
         raise ValueError(f"column {column!r} must be a list, got {found!r:.80}")
-    return [from_json(entry) for entry in found]
+    return [from_text(entry) for entry in found]
 
 
 def of_verl(row: Row, problem: str, answer: str, form: str = "{}") -> Row:

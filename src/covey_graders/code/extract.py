@@ -4,11 +4,12 @@ The rule, in this order:
 
 1. The text of a think block is no submission; neither is a think block that never ends.
 2. The last fenced block (``` or ~~~, in any language) that defines the entry point at its top level is the
-   program; where none does, the last block. Blocks before it that hold imports, functions, classes and
-   constants alone belong to it where it uses a name of theirs that it does not define. A fence in a text between triple
-   quotes ends nothing. A fence that is never closed ends at the first marks that end a line of code, or with the text.
-   Before the first marks there may be other text where a language follows them, or an answer tag. Blocks may be quoted
-   (`> `), and stand in a block of markdown. A text that begins with the program has left out the first fence.
+   program; where none does, the last block. Other blocks that hold imports, functions, classes and constants alone
+   belong to it where it uses a name of theirs that it does not define. A fence in a text between triple quotes ends
+   nothing; any other at the beginning of a line does, also with text behind it. A fence that is never closed ends at
+   the first marks that end a line of code, or with the text. Before the first marks there may be other text where a
+   language follows them, or an answer tag. Blocks may be quoted (`> `), and stand in a block of markdown. A text that
+   begins with the program has left out the first fence.
 3. Without a fence, the content of the last answer tag, or of [PYTHON], [BEGIN] or <code>, is the program; without one,
    the whole text, less sentences before and behind it. A byte order mark is no part of it.
 4. If a problem gives the beginning of the program and the text found does not define the entry point, it is taken
@@ -85,18 +86,18 @@ def fenced_blocks(text: str) -> list[str]:
         has_language = fence[3].strip().isidentifier()
         if begin is not None and quotes.are_open(begin.end(), fence.start()):
             continue
-        if begin is None and around is not None and _closes(fence, around):
+        if begin is None and around is not None and _closes(fence, around) and not has_language:
             around = None
         elif begin is None:
             begin = fence if _opens(fence) else None
-        elif _closes(fence, begin):
-            blocks.append(_content(text, begin, fence.start()))
-            begin = early = None
         elif has_language and early is not None:
             blocks.append(_content(text, begin, early.start(2)))
             begin, early = fence, None
         elif has_language and begin[3].strip().lower() in MARKDOWN:
             around, begin = begin, fence
+        elif _closes(fence, begin):
+            blocks.append(_content(text, begin, fence.start()))
+            begin, early = fence if has_language else None, None
         elif early is None and _ends(fence, begin):
             early = fence
     # A block without an end goes on to the end of the text
@@ -136,7 +137,8 @@ def _ends(fence: re.Match[str], begin: re.Match[str]) -> bool:
 
 
 def _closes(fence: re.Match[str], begin: re.Match[str]) -> bool:
-    return _ends(fence, begin) and not fence[1].strip(_QUOTED)
+    """Return True if a line begins with the marks: no code does."""
+    return fence[2].startswith(begin[2]) and not fence[1].strip(_QUOTED)
 
 
 def _content(text: str, begin: re.Match[str], end: int) -> str:
@@ -158,7 +160,7 @@ def _submission(text: str, entry_point: str) -> str:
     blocks = fenced_blocks(text)
     if blocks:
         place = next((i for i in reversed(range(len(blocks))) if defines(blocks[i], entry_point)), len(blocks) - 1)
-        return _with_needed(blocks[place], blocks[:place])
+        return _with_needed(blocks[place], blocks[:place] + blocks[place + 1 :])
     for tag in _TAGS:
         found = tag.findall(text)
         text = found[-1] if found else text
@@ -180,11 +182,11 @@ def _without_prose(text: str) -> str:
     return "\n".join(lines[begin:])
 
 
-def _with_needed(block: str, before: list[str]) -> str:
-    """Prepend earlier blocks that define missing names, and do nothing else."""
+def _with_needed(block: str, others: list[str]) -> str:
+    """Prepend other blocks that define missing names, and do nothing else."""
     own, _ = _given(block)
     lacking = set(_RE["word"].findall(block)) - own
-    for other in reversed(before):
+    for other in reversed(others):
         names, is_pure = _given(other)
         if is_pure and not names.isdisjoint(lacking):
             block = f"{other.rstrip()}\n{block}"

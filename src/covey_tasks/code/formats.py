@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.environments.data.columns import from_json
+from covey.environments.data.columns import from_text
 from covey_graders.code.cases import call_test, case_tests, name_in, plural
 from covey_graders.code.suites import Suite, called_name, imported, suite_tests
 from covey_sandbox.types import AssertTest, CallTest, OutputTest, Test
@@ -26,7 +26,8 @@ PROMPTS = (
 NAMES = ("entry_point", "function", "fn_name", "func_name")
 TESTS = (
     *("test_list", "tests", "test", "input_output", "public_test_cases", "private_test_cases", "test_cases"),
-    *("public_tests", "private_tests", "official_tests", "unit_tests", "test_code"),
+    *("public_tests", "private_tests", "official_tests", "unit_tests", "test_code", "challenge_test_list", "testcase"),
+    *("verification_info", "assert_case", "functional"),
 )
 PACKED = (*TESTS, "test_imports", "metadata")
 """Columns that copies in Parquet hold as JSON text."""
@@ -48,7 +49,7 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
 
     packages: those that test code may import besides the standard library.
     """
-    row = {name: from_json(value) if name in PACKED else value for name, value in row.items()}
+    row = {name: from_text(value) if name in PACKED else value for name, value in row.items()}
     prompt = _text(row, *PROMPTS)
     columns, left_out = _test_columns(row)
     # HumanEval's prompts are the beginning of the program itself
@@ -79,7 +80,9 @@ def _given(row: Row, *names: str) -> str:
     for name in names:
         if row.get(name):
             return name
-    raise ValueError(f"has no column {' or '.join(repr(name) for name in names)} (has: {', '.join(row)})")
+    empty = " and ".join(repr(name) for name in names if name in row)
+    what = f"nothing in {empty}" if empty else f"no column {' or '.join(map(repr, names))}"
+    raise ValueError(f"has {what} (has: {', '.join(row)})")
 
 
 def _text(row: Row, *names: str) -> str:
@@ -90,7 +93,7 @@ def _test_columns(row: Row) -> tuple[list[Any], str]:
     """Collect the columns of tests, and the reason to omit one."""
     if row.get("inputs") and row.get("outputs"):
         row = {"tests": {"inputs": row["inputs"], "outputs": row["outputs"]}, **row}
-    columns = [row[name] for name in (_given(row, *TESTS), *TESTS) if row.get(name)]
+    columns = _named_tests(row)
     columns = [value for place, value in enumerate(columns) if value not in columns[:place]]
     # A pickle runs whatever its author likes
     readable = [value for value in columns if not (isinstance(value, str) and value is row.get("private_test_cases"))]
@@ -100,6 +103,15 @@ def _test_columns(row: Row) -> tuple[list[Any], str]:
     if not readable:
         raise ValueError(left_out)
     return readable, left_out
+
+
+def _named_tests(row: Row) -> list[Any]:
+    """Collect the columns of tests, and those of such a column."""
+    found: list[Any] = []
+    for value in [from_text(row[name]) for name in (_given(row, *TESTS), *TESTS) if row.get(name)]:
+        is_row = isinstance(value, Mapping) and not value.keys().isdisjoint(TESTS)
+        found += _named_tests(value) if is_row else [value]
+    return found
 
 
 def _function(row: Row, tests: Any) -> str | None:

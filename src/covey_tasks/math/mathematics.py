@@ -15,7 +15,6 @@ The last two reproduce TRL's accuracy_reward and TorchRL (pytorch/rl ae9719f1), 
 theirs; as judges of mathematics they are worse than the first two.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from numbers import Number
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data.columns import value_in
+from covey.environments.data.columns import from_text, value_in
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
 from covey.types import CutText, Failure, Prompt, Reward
@@ -40,7 +39,6 @@ from covey_tasks.math.verifier import MathLimits, check_installed
 
 Row = Mapping[str, Any]
 
-_JSON_LIST = re.compile(r'\[\s*".*"\s*\]', re.DOTALL)
 _SENTENCE = re.compile(
     r"(?=(?:\S+\s+){3})[A-Z][a-z]*\b.*\b(?:is|are|was|were|has|have|equals|will|can|must|gets?|costs?|needs?)\b"
 )
@@ -134,9 +132,10 @@ def gold_answers(row: Row, settings: MathConfig) -> list[str]:
 
 
 def _list(answer: object) -> list[object]:
-    if isinstance(answer, str) and _JSON_LIST.fullmatch(answer.strip()):
-        answer = json.loads(answer)
-    return list(answer) if isinstance(answer, list | tuple) else [answer]
+    """Return the answers that a text lists in quotes; `[1, 2]` is an interval."""
+    found = from_text(answer)
+    is_list = isinstance(found, list | tuple) and (found is answer or all(isinstance(one, str) for one in found))
+    return list(found) if is_list else [answer]
 
 
 def _gold_of(answer: object, column: str) -> str | None:

@@ -534,6 +534,10 @@ def test_weights_must_match_the_functions() -> None:
             "train row 0 has a prompt of text that spells a list of messages; give the list itself, as in JSON lines",
         ),
         (
+            {"prompt": "[{'content': '?', 'role': 'user'}\n {'content': '4', 'role': 'assistant'}]"},
+            "train row 0 has a prompt of text that spells a list of messages; give the list itself, as in JSON lines",
+        ),
+        (
             {"prompt": [*CHAT["prompt"], {"role": "assistant", "content": "4"}]},  # type: ignore[misc]
             "train row 0 has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a "
             "column, data.prefill=true has the policy continue it)",

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from covey.environments.reward_functions.environment import (
@@ -81,3 +82,9 @@ def test_prompts_keep_their_order_and_have_unique_ids() -> None:
     made = RewardFunctions(rows, [RewardFunction("length", length)], HERE, prompt_column="prompt")
     ids = [prompt.id for split in ("train", "test") for prompt in made.prompts(split)]
     assert ids == ["train-0", "train-1", "test-0"]
+
+
+def test_messages_of_a_data_frame_are_an_array_of_them() -> None:
+    rows = {"train": [{"prompt": np.array(CHAT["prompt"], dtype=object)}], "test": []}
+    made = RewardFunctions(rows, reward_functions([length]), HERE)
+    assert made.prompts("train")[0].text == ({"role": "user", "content": "2+2?"},)

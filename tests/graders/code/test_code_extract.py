@@ -307,3 +307,41 @@ def test_a_text_that_begins_with_the_program_has_left_out_the_first_fence(after:
 def test_words_before_the_first_marks_begin_no_program() -> None:
     text = "Define f.\n```\ndef f(n):\n    return n\n```\n"
     assert extract_program(text, "f") == "def f(n):\n    return n\n"
+
+
+@pytest.mark.parametrize("after", ["``` That is it.", "```}", "```# end", "``` </answer>", "```Done\nIt works."])
+def test_marks_at_the_beginning_of_a_line_close_a_block_before_any_text(after: str) -> None:
+    assert extract_program(f"```python\n{F}{after}", "f") == F
+    assert extract_program(f"```python\n{F}{after}\n{fence(G)}", "f") == G
+    assert extract_program(f"```python\n{F}{fence(G)}", "f") == G
+
+
+def test_a_helper_may_stand_in_a_block_behind_the_program() -> None:
+    helper = "def h(n):\n    return n\n"
+    program = "def f(n):\n    return h(n)\n"
+    assert extract_program(f"{fence(program)}where\n{fence(helper)}Try:\n{fence('import os')}", "f") == helper + program
+
+
+@pytest.mark.parametrize(
+    "before", ["Sure! Here it is:\n\n", "**Solution**\n\n", "1. Define it.\n2. Return it: done!\n", "> It's so:\n"]
+)
+@pytest.mark.parametrize(
+    "after",
+    [
+        "- It doubles n.\n- Done",
+        "**Explanation**",
+        "This works because f(3) is 6 (twice 3).",
+        "</s>",
+        "<|im_end|>",
+        "---\nx",
+    ],
+)
+def test_words_around_a_program_without_a_fence_are_no_part_of_it(before: str, after: str) -> None:
+    assert extract_program(f"{before}{G}\n{after}", "f").strip() == G.strip()
+
+
+@pytest.mark.parametrize(
+    "rest", ["CACHE = {}\n", "@memo\ndef h(n):\n    return n\n", "x: int = 3\n", "-f(3)\n", "f (2)\n"]
+)
+def test_code_behind_a_program_without_a_fence_stays(rest: str) -> None:
+    assert extract_program(G + rest, "f") == G + rest

@@ -13,7 +13,7 @@ from covey_graders.math.answers import ExtractedAnswer, find_answer
 from covey_graders.math.equal import same_formula
 from covey_graders.math.judge import compare
 from covey_graders.math.reading.numerals import Reading, read_last, read_values
-from covey_graders.tags import without_thoughts
+from covey_graders.tags import after_thoughts, without_thoughts
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("answer_cases.jsonl").read_text().splitlines()]
 
@@ -46,6 +46,26 @@ def test_thoughts_are_removed_even_if_the_template_opened_them() -> None:
     assert without_thoughts("a</think>b") == "b"
     assert without_thoughts("a<think>b").strip() == "a"
     assert without_thoughts("<think>a<think>b</think>c</think>d") == "d"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("<thinking>", "</thinking>"),
+        ("<thought>", "</thought>"),
+        ("<seed:think>", "</seed:think>"),
+        ("[THINK]", "[/THINK]"),
+        ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+        ("<|begin_of_thought|>", "<|end_of_thought|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ],
+)
+def test_thoughts_of_every_template_are_no_answer(begin: str, end: str) -> None:
+    assert without_thoughts(f"{begin}a{end}b") == after_thoughts(f"{begin}a{end}b") == "b"
+    assert without_thoughts(f"a{end}b") == after_thoughts(f"a{end}b") == "b"
+    assert without_thoughts(f"{begin}a") == after_thoughts(f" {begin}a") == ""
+    assert compare(f"{begin}maybe 41{end}So 42.", "42")
+    assert not compare(f"{begin}it is \\boxed{{42}}", "42")
 
 
 @pytest.mark.parametrize(

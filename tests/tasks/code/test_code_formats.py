@@ -118,10 +118,11 @@ def test_test_code_whose_parts_hang_together_stays_whole(source: str) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"prompt": None}, "'prompt' or 'text' or 'question' or"),
+        ({"prompt": None}, "has nothing in 'prompt'"),
         ({"prompt": None}, "(has: prompt, entry_point, tests)"),
         ({"prompt": 3}, "column 'prompt' must be text, got 3"),
-        ({"tests": []}, "has no column 'test_list' or 'tests' or 'test' or"),
+        ({"tests": []}, "has nothing in 'tests'"),
+        ({"tests": {"test_cases": []}}, "has nothing in 'test_cases'"),
         ({"tests": "assert f(1) =="}, "tests are not Python code"),
         ({"tests": [{"args": 3, "expected": 3}]}, 'a test must be {"args": [...], "expected": ...}'),
         ({"tests": [{"args": [3]}]}, 'a test must be {"args": [...], "expected": ...}'),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from covey.system.workers.pool import WorkerPool, WorkerSettings
@@ -106,7 +107,15 @@ def test_a_row_without_a_problem_or_a_gold_answer_is_refused_by_its_number(row: 
 
 
 @pytest.mark.parametrize(
-    "answer", [["0.5", "1/2"], ["n/a", "\\frac12"], '["0.5", "0.50"]', "The answer is $\\frac12$."]
+    "answer",
+    [
+        ["0.5", "1/2"],
+        "['0.5', '1/2']",
+        np.array(["0.5", "1/2"], dtype=object),
+        ["n/a", "\\frac12"],
+        '["0.5", "0.50"]',
+        "The answer is $\\frac12$.",
+    ],
 )
 def test_any_of_several_gold_answers_is_right(answer: object) -> None:
     made = environment({"problem": "?", "answer": answer})

@@ -1,8 +1,11 @@
-"""Read columns of rows: nested, or as JSON text."""
+"""Read columns of rows: nested, or as text."""
 
+import ast
 import json
 from collections.abc import Mapping
 from typing import Any
+
+from covey.system.jsonl import as_lists
 
 Row = Mapping[str, Any]
 
@@ -20,20 +23,25 @@ def value_in(row: Row, column: str) -> Any:
         return row[column]
     found: Any = row
     for name in column.split("."):
-        found = from_json(found)
+        found = from_text(found)
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
 
-def from_json(value: Any) -> Any:
-    """Return the list or object of a JSON text, other values unchanged.
+def from_text(value: Any) -> Any:
+    """Return the list or mapping that a text spells, other values unchanged.
 
-    >>> from_json("[{}]"), from_json("a list")
-    ([{}], 'a list')
+    JSON, or Python as tables of CSV have it; an array becomes a list.
+
+    >>> from_text("[{}]"), from_text("[{'a': None}]"), from_text("a list")
+    ([{}], [{'a': None}], 'a list')
     """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+        return as_lists(value)
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(value.strip())
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if isinstance(found, list | dict) else value
+    return value

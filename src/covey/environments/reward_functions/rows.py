@@ -1,12 +1,13 @@
 """Prompts of a user's rows: text or conversation, checked."""
 
-import json
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Split, ends_with_assistant, is_message, text_of
+from covey.system.jsonl import as_lists
 from covey.types import Message, Prompt
 
 LOGGER = logging.getLogger(__name__)
@@ -15,6 +16,8 @@ Row = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of a conversation. Many chat templates drop the words of any other without a sound."""
+SPELLED_MESSAGES = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content)\1\s*:\s*["']""")
+"""Begin of messages as text, in JSON or as a table of CSV spells Python's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +80,13 @@ def _goes_on(prompt: Any) -> bool:
 def _check_text(prompt: str) -> None:
     if not prompt:
         raise ValueError("has an empty prompt")
-    if prompt.lstrip().startswith("[{") and _is_conversation_in_json(prompt):
+    if SPELLED_MESSAGES.match(prompt):
         raise ValueError("has a prompt of text that spells a list of messages; give the list itself, as in JSON lines")
-
-
-def _is_conversation_in_json(text: str) -> bool:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in found)
 
 
 def _conversation(prompt: Any) -> list[dict[str, Any]]:
     """Return a prompt's messages as dictionaries. ValueError."""
+    prompt = as_lists(prompt)
     if not isinstance(prompt, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
         raise ValueError(
             f"has a prompt that must be text or a list of messages with role and content, got {prompt!r:.80}"

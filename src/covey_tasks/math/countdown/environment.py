@@ -6,6 +6,7 @@ there, nothing is evaluated as code and values are compared as fractions; `**`, 
 
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.data.columns import from_json
+from covey.environments.data.columns import from_text
 from covey.environments.data.rows import load_rows, row_settings
 from covey.environments.settings import BuildSettings
 from covey.types import CutText, Failure, Message, Prompt, Reward
@@ -162,10 +163,11 @@ def problem_of(row: Row) -> Problem:
 
     Raises ValueError where they are no numbers.
     """
-    numbers, target = from_json(row["nums"]), row["target"]
+    numbers, target = from_text(row["nums"]), row["target"]
     is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
     if not is_list or not all(type(number) is int and number >= 0 for number in numbers) or not numbers:
         raise ValueError(f"nums must be a list of whole numbers, got {numbers!r}")
+    target = int(target) if isinstance(target, str) and re.fullmatch(r"\d{1,9}", target.strip()) else target
     if type(target) is not int:
         raise ValueError(f"target must be a whole number, got {target!r}")
     return Problem(tuple(numbers), target, None)

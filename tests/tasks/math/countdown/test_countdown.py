@@ -5,6 +5,7 @@ import random
 import time
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from covey.types import CutText, Reward
@@ -219,12 +220,17 @@ def test_problems_may_come_from_rows_and_are_solved_by_search() -> None:
         ({"nums": [3, 5.5], "target": 8}, r"nums must be a list of whole numbers, got \[3, 5.5\]"),
         ({"nums": [], "target": 8}, r"nums must be a list of whole numbers, got \[\]"),
         ({"nums": [True, 7], "target": 8}, r"nums must be a list of whole numbers, got \[True, 7\]"),
-        ({"nums": [3, 5], "target": "8"}, "target must be a whole number, got '8'"),
+        ({"nums": [3, 5], "target": "8.5"}, "target must be a whole number, got '8.5'"),
     ],
 )
 def test_a_row_that_is_no_problem_is_refused(row: dict, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         problem_of(row)
+
+
+def test_rows_of_tables_hold_numbers_as_text_or_in_arrays() -> None:
+    rows = ({"nums": "[3, 5]", "target": " 8"}, {"nums": np.array([3, 5]), "target": 8})
+    assert {problem_of(row) for row in rows} == {problem_of({"nums": [3, 5], "target": 8})}
 
 
 @pytest.mark.long
