@@ -200,7 +200,6 @@ def _reduction(role: custom.FunctionRole, mode: str, norm_length: int, algorithm
 
 
 def _own(role: custom.FunctionRole, name: str) -> Callable[..., Any] | None:
-    """Return a setting's custom function, None for a table's name."""
     return custom.lookup(role, name, {}) if ":" in name else None
 
 

@@ -122,7 +122,6 @@ class EntropyControl:
 
     @property
     def applied(self) -> float:
-        """Return the coefficient to use now."""
         return self.coef if self.active else 0.0
 
 

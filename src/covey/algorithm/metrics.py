@@ -247,7 +247,6 @@ def _perplexity(log_prob: Tensor) -> Tensor:
 
 
 def _whole_group(flag_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Return True for members of groups whose flags are all True."""
     return over_group(flag_N.to(torch.float64), groups_N, "amin") > 0
 
 

@@ -35,15 +35,12 @@ class JudgeActor:
         return await maybe_await(self._environment.reply(prompt, messages))
 
     async def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        """Set the progress of training in the environment."""
         follow(self._environment, step, max_steps, epoch)
 
     async def metrics(self) -> dict[str, float]:
-        """Return the environment's metrics since the last call."""
         return metrics_of(self._environment)
 
     async def close(self) -> None:
-        """Release worker processes."""
         close_environment(self._environment)
 
 

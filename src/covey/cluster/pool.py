@@ -171,7 +171,6 @@ class SamplerPool:
         return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
 
     def status(self) -> list[dict[str, Any]]:
-        """Return the state of each sampler."""
         return [slot.status() for slot in self._slots]
 
     def close(self) -> None:

@@ -88,7 +88,6 @@ class SamplerActor:
         return self._logprobs.setdefault(version, Future())
 
     async def follow(self, step: int, num_steps: int, epochs: float) -> None:
-        """Set the progress of training in the environment."""
         follow(self._sampler.environment, step, num_steps, epochs)
 
     async def begin(self, jobs: Jobs) -> None:
@@ -156,7 +155,6 @@ class SamplerActor:
             self._all_done.set()
 
     async def environment_metrics(self) -> dict[str, float]:
-        """Return the environment's metrics since the last call."""
         return metrics_of(self._sampler.environment)
 
     async def close(self) -> None:

@@ -208,7 +208,6 @@ class RaySource:
         return () if self._pool is None else self._pool.take_environment_metrics()
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the trainer and each sampler."""
         return status_of(self._buffer, self._pushed, self._wait.is_on, self._pool.status() if self._pool else [])
 
     def report_to(self, file: Path) -> None:

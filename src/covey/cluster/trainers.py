@@ -49,7 +49,6 @@ class TrainerRank:
         return [str(number) for number in import_ray().get_gpu_ids()]
 
     def ready(self) -> int:
-        """Return the process number."""
         return os.getpid()
 
     def run(self, work: Callable[[], None]) -> None:

@@ -35,7 +35,6 @@ class SamplerWait:
         self._signs = 0
 
     def notice(self) -> None:
-        """Record a sampler's sign of work."""
         self._signs += 1
 
     def note(self, result: TicketResult) -> None:

@@ -72,7 +72,6 @@ class SampledGroup:
         return SampledGroup(ticket.number, ticket.attempt, tuple(map(plain, group.rollouts)), group.failures)
 
     def group(self, prompt: Prompt) -> Group:
-        """Restore the group."""
         return Group(prompt, tuple(map(rollout_of, self.rollouts)), self.failures)
 
 

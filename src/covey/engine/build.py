@@ -1,7 +1,8 @@
 """Build engines by name; each is imported when it is built."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covey.engine.base import Engine, UpdatableEngine
@@ -10,25 +11,26 @@ if TYPE_CHECKING:
     from covey.policy.policy import Policy
 
 
-def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
-    """Build the engine in this process, on the policy's own weights.
+def build_native(policy: "Policy", settings: "EngineConfig", kernels: str, *, own_weights: bool = False) -> Any:
+    """Build the engine in this process, on the policy's weights or its own.
 
     A policy on the general path is sampled by engine=transformers.
     """
     if policy.path == "general":
-        return build_transformers(policy, settings, kernels)
+        return build_transformers(policy, settings, kernels, own_weights=own_weights)
     from covey.engine.native.engine import NativeEngine
+    from covey.engine.native.own_weights import OwnWeightsEngine
 
-    return NativeEngine(
-        policy, settings.cache_bytes, settings.max_rows, kernels, settings.speculation, settings.weights
-    )
+    kind = OwnWeightsEngine if own_weights else NativeEngine
+    return kind(policy, settings.cache_bytes, settings.max_rows, kernels, settings.speculation, settings.weights)
 
 
-def build_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
+def build_transformers(policy: "Policy", settings: "EngineConfig", kernels: str, *, own_weights: bool = False) -> Any:
     """Build the engine through the model's own cache, in this process."""
-    from covey.engine.lockstep.engine import LockstepEngine
+    from covey.engine.lockstep.engine import LockstepEngine, OwnWeightsLockstepEngine
 
-    return LockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels, weights=settings.weights)
+    kind = OwnWeightsLockstepEngine if own_weights else LockstepEngine
+    return kind(policy, settings.cache_bytes, settings.max_rows, kernels, weights=settings.weights)
 
 
 def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "FakeEngine":
@@ -39,11 +41,11 @@ def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Fak
     return FakeEngine(random_script(vocab_size, length=8), vocab_size)
 
 
-def build_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
+def build_fill(policy: "Policy", settings: "EngineConfig", kernels: str, *, own_weights: bool = False) -> Any:
     """Build the uncached engine of a masked policy in this process."""
-    from covey.engine.fill import FillEngine
+    from covey.engine.fill import FillEngine, OwnWeightsFillEngine
 
-    return FillEngine(policy, settings.max_rows)
+    return (OwnWeightsFillEngine if own_weights else FillEngine)(policy, settings.max_rows)
 
 
 def build_vllm(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
@@ -65,34 +67,10 @@ def sampling_engine(policy: "Policy", settings: "EngineConfig", kernels: str) ->
     return (build_native if policy.mask_id is None else build_fill)(policy, settings, kernels)
 
 
-def own_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
-    """Build the native engine, or transformers, on weights of its own."""
-    if policy.path == "general":
-        return own_transformers(policy, settings, kernels)
-    from covey.engine.native.own_weights import OwnWeightsEngine
-
-    how = kernels, settings.speculation, settings.weights
-    return OwnWeightsEngine(policy, settings.cache_bytes, settings.max_rows, *how)
-
-
-def own_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
-    """Build the engine through the model's cache, on its own weights."""
-    from covey.engine.lockstep.engine import OwnWeightsLockstepEngine
-
-    return OwnWeightsLockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels, weights=settings.weights)
-
-
-def own_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
-    """Build the engine of a masked policy on weights of its own."""
-    from covey.engine.fill import OwnWeightsFillEngine
-
-    return OwnWeightsFillEngine(policy, settings.max_rows)
-
-
 OWN_WEIGHTS: dict[str, Callable[["Policy", "EngineConfig", str], "UpdatableEngine"]] = {
-    "native": own_native,
-    "transformers": own_transformers,
-    "fill": own_fill,
+    "native": partial(build_native, own_weights=True),
+    "transformers": partial(build_transformers, own_weights=True),
+    "fill": partial(build_fill, own_weights=True),
     "fake": build_fake,
     "vllm": build_vllm,
 }

@@ -24,7 +24,6 @@ class Segment:
 
 
 def to_segment(completion: Completion, turn: int) -> Segment:
-    """Return the segment of a completion."""
     return Segment(completion.token_ids, "assistant", turn, completion)
 
 
@@ -50,17 +49,14 @@ class Attempt:
 
     @property
     def token_ids(self) -> list[int]:
-        """Return all tokens of the last branch."""
         return [token for segment in self.branches[-1] for token in segment.ids]
 
     @property
     def completions(self) -> list[Completion]:
-        """Return the sampled completions in order."""
         return completions_of(self.branches)
 
 
 def completions_of(branches: Iterable[Iterable[Segment]]) -> list[Completion]:
-    """Return the sampled completions in order."""
     return [segment.completion for branch in branches for segment in branch if segment.completion is not None]
 
 

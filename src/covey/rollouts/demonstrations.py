@@ -34,7 +34,6 @@ def demonstration_group(
 
 
 def is_conversation(shown: str | Sequence[int] | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
-    """Return True if a demonstration is an episode's messages."""
     return not isinstance(shown, str) and bool(shown) and isinstance(shown[0], Mapping)
 
 

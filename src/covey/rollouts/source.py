@@ -244,7 +244,6 @@ class LocalSource:
         return GroupJob(prompt, sampling, kept)
 
     def size_at(self, step: int) -> int:
-        """Return the group size after `step` finished steps."""
         return group_size_at(step, self.group_size, self.later_sizes)
 
     def forget_dropped(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, pass_of_each, wilson
 from covey.config.schema import EvaluationConfig
 from covey.environments.registry import known_class
+from covey.rollouts.saved.plain import from_plain
 from covey.rollouts.source import GroupSource
 from covey.types import UNREWARDED, Group, Prompt, Sampling
 
@@ -54,16 +55,7 @@ class Evaluation:
 
 def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
     """Rebuild the evaluation that `dataclasses.asdict` took apart."""
-    return Evaluation(
-        **{
-            **values,
-            "accuracy": None if values["accuracy"] is None else Estimate(**values["accuracy"]),
-            "reward_mean": Estimate(**values["reward_mean"]),
-            "pass_at_k": {k: Estimate(**estimate) for k, estimate in values["pass_at_k"].items()},
-            "parts": {name: evaluation_from(part) for name, part in values.get("parts", {}).items()},
-            "reward_parts": {name: Estimate(**found) for name, found in values.get("reward_parts", {}).items()},
-        }
-    )
+    return from_plain(Evaluation, dict(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ class Extensions:
         self._group, self._kind = group, kind
 
     def names(self) -> list[str]:
-        """Return all names, sorted."""
         return sorted({*self.own, *self._entries()})
 
     def __contains__(self, name: object) -> bool:

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,14 @@ def write_json(path: Path, content: Any) -> None:
 
 def finite(value: Any) -> Any:
     """Replace numbers that JSON cannot hold by "nan", "inf" and "-inf"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    return map_leaves(value, lambda one: str(one) if isinstance(one, float) and not math.isfinite(one) else one)
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested mappings and lists with every other value changed."""
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: map_leaves(item, change) for key, item in value.items()}
+    return [map_leaves(item, change) for item in value] if isinstance(value, list | tuple) else change(value)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -74,7 +74,6 @@ class FrozenLogProbs:
     """Returns the likeliest tokens of a teacher behind a server."""
 
     def reference_logprobs(self) -> Tensor | None:
-        """Return the reference's log-probs, (L,), once they are there."""
         return None if self.reference is None else self.reference()
 
 

@@ -48,7 +48,6 @@ class Row:
 
     @property
     def sequences(self) -> tuple[tuple[int, int], ...]:
-        """Return begin and end of each sequence read by itself."""
         return self.rollout.sequences
 
 

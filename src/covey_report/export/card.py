@@ -20,6 +20,7 @@ from covey.run.folder import last_settings
 from covey.run.records.summary import HELD_OUT, paired_gain
 from covey.run.trust import find_risks, named_code
 from covey.system.hub import HUB_NAME
+from covey.system.jsonl import map_leaves
 from covey.system.text.format import number_of
 from covey_doctor.verdicts import of_each, pair
 from covey_report.logs.read import Row, RunFiles, read_run
@@ -176,17 +177,13 @@ def write_settings(run: Path, folder: Path) -> None:
     if not (folder / ADAPTERS).is_file():
         wanted["model"] |= WHOLE
     base = str(last_settings(run)["model.name"])
-    text = yaml.safe_dump(_plain({name: wanted[name] for name in MEASURING}), sort_keys=False)
+    text = yaml.safe_dump(map_leaves({name: wanted[name] for name in MEASURING}, _cut), sort_keys=False)
     if not any(mark in text + base for mark in (HOME, OF_THIS_PROGRAM, IN_MEMORY)):
         (folder / SETTINGS).write_text(text, encoding="utf-8")
 
 
-def _plain(value: Any) -> Any:
-    """Cut the paths of this machine to names."""
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
+def _cut(value: Any) -> Any:
+    """Cut a path of this machine to its name."""
     return Path(value).name if isinstance(value, str) and value.startswith(LOCAL) else value
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from covey.algorithm.softmax import log_softmax
-from covey.engine.build import own_native
+from covey.engine.build import build_native
 from covey.engine.settings import EngineConfig
 from covey.policy.logprobs import logits_of
 from covey.policy.policy import Policy, inference
@@ -77,7 +77,7 @@ class _Slot:
     def __init__(self, policy: Policy, kernels: str) -> None:
         self.policy = policy
         self.name = ""
-        self.engine = own_native(policy, EngineConfig(), kernels)
+        self.engine = build_native(policy, EngineConfig(), kernels, own_weights=True)
 
 
 class Samplers:
@@ -120,7 +120,7 @@ class Samplers:
                 load_weights(slot.policy, weights.folder)
             self._version += 1
             slot.engine.load_weights(self._version)
-            slot.engine.refresh_weights()  # type: ignore[attr-defined]
+            slot.engine.refresh_weights()
             slot.name = weights.name
         return slot
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from covey.environments.reward_functions.texts import Completion
+from covey.system.jsonl import map_leaves
 from covey.system.lookup import one_of
 
 if TYPE_CHECKING:
@@ -101,14 +102,7 @@ def break_special_tokens(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any
     def divided(mark: re.Match[str]) -> str:
         return f"{mark[0][0]} {mark[0][1:]}" if len(mark[0]) > 1 else " "  # "" would join another mark
 
-    def change(value: Any) -> Any:
-        if isinstance(value, str):
-            return pattern.sub(divided, value)
-        if isinstance(value, Mapping):
-            return {key: change(inner) for key, inner in value.items()}
-        return [change(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-    return change(said)
+    return map_leaves(said, lambda one: pattern.sub(divided, one) if isinstance(one, str) else one)
 
 
 @lru_cache(maxsize=8)

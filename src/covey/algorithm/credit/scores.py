@@ -241,7 +241,6 @@ def over_group(values_N: Tensor, groups_N: Tensor, reduce: str = "sum") -> Tenso
 
 
 def count_scored(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Count each rollout group's scored members, (N,), in the rewards' dtype."""
     return over_group((~rewards_N.isnan()).to(rewards_N.dtype), groups_N)
 
 

@@ -20,7 +20,6 @@ SHOWS = Requires("algorithm.teacher_shows to name something", ("algorithm.teache
 
 
 def is_address(name: str | None) -> bool:
-    """Return True for the address of a server."""
     return name is not None and name.startswith(("http://", "https://"))
 
 

@@ -156,7 +156,6 @@ def divergence(
 
 
 def mixed_logits(base_LV: Tensor, live_LV: Tensor, rate: float) -> Tensor:
-    """Return logits between the first and the present policy."""
     return torch.lerp(base_LV, live_LV, rate)
 
 

@@ -31,12 +31,10 @@ class StateShape(CacheShape):
         return self.caching.state_bytes
 
     def max_slots(self, cache_bytes: int) -> int:
-        """Return the slots within the budget."""
         return cache_bytes // self.slot_bytes
 
 
 def state_shape(policy: Policy) -> StateShape:
-    """Return the sizes of the policy's own cache."""
     return StateShape((), policy.precision, policy.device, caching=policy.caching or probe_caching(policy))
 
 

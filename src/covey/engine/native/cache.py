@@ -80,7 +80,6 @@ class CacheShape:
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of a holder's states."""
         return sum(held.num_bytes for held in self.held)
 
     @property
@@ -189,7 +188,6 @@ class CacheBlock:
 
 
 def count_slots(shape: CacheShape, num_holders: int, length: int) -> int:
-    """Count the slots of holders, their states included."""
     return num_holders * (length + shape.state_slots)
 
 
@@ -211,12 +209,10 @@ class Cache:
 
     @property
     def num_slots(self) -> int:
-        """Count the slots of all tensors."""
         return self.prompts.num_slots + self.rows.num_slots + self.kept_slots
 
     @property
     def num_bytes(self) -> int:
-        """Count the bytes of all tensors."""
         return self.num_slots * self.shape.slot_bytes
 
     def one_row(self, group: int, row: int) -> "Cache":

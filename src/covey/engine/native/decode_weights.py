@@ -204,7 +204,6 @@ def _is_plain(layer: nn.Module, policy: Policy) -> bool:
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:
-    """Return True where a module lies below one of `outer`."""
     return any(name.startswith(f"{above}.") for above in outer)
 
 

@@ -51,7 +51,6 @@ Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def is_wanted(policy: Policy) -> bool:
-    """Return True on GPUs."""
     return policy.device.type == "cuda"
 
 
@@ -370,7 +369,6 @@ def can_share(policy: Policy, shape: CacheShape) -> bool:
 
 
 def _count_to_draw(row: DecodeRow) -> int:
-    """Count the tokens that a row may still draw."""
     return row.sampling.max_tokens - len(row.token_ids)
 
 
@@ -379,7 +377,6 @@ def _most_left(rows: Sequence[DecodeRow]) -> int:
 
 
 def can_capture(device: torch.device) -> bool:
-    """Return True on a device that captures graphs."""
     return device.type == "cuda" and torch.cuda.is_available()
 
 

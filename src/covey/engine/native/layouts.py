@@ -119,7 +119,6 @@ class PrefillLayout(StretchLayout):
 
     @property
     def _place(self) -> tuple[Tensor, slice, Tensor]:
-        """Return each token's prompt and position."""
         return self._prompt_T, slice(None), self.position_T
 
     def _write(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> list[Tensor]:

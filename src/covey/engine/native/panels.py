@@ -77,7 +77,6 @@ class Weights:
 
     @staticmethod
     def of(weight_OI: Tensor, bias_O: Tensor | None = None, adapter: Adapter | None = None) -> "Weights":
-        """Return the weights of a layer of plain numbers."""
         return Weights((len(weight_OI), weight_OI.shape[1]), lambda: weight_OI, None, bias_O, adapter)
 
 

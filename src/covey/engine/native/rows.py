@@ -135,7 +135,6 @@ class DecodeRow:
 
     @property
     def own_ids(self) -> list[int]:
-        """Return all tokens behind the prompt."""
         return [*self.past, *self.token_ids]
 
     @property
@@ -144,7 +143,6 @@ class DecodeRow:
 
     @property
     def most_own(self) -> int:
-        """Return the most own tokens after this turn."""
         return len(self.past) + self.sampling.max_tokens
 
     @property

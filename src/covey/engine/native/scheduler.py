@@ -137,7 +137,6 @@ class Scheduler:
         self._refuse(row.request, num_own + max_tokens, max_tokens)
 
     def resume(self, row: DecodeRow) -> None:
-        """Queue a session for its next turn."""
         self.resuming.append(row)
 
     def cancel(self, request: SamplingRequest) -> None:

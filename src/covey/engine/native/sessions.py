@@ -96,6 +96,5 @@ class PendingTurns:
             del self.requests[row.request]
 
     def at_rest(self) -> Iterator[DecodeRow]:
-        """Yield the open sessions that are not being sampled."""
         for request in self.requests:
             yield from (row for row in request.sessions if row.is_at_rest)

@@ -36,7 +36,6 @@ class SavedGroup:
         return SavedGroup(group.rollouts, group.failures)
 
     def group(self, prompt: Prompt) -> Group:
-        """Restore the group."""
         return Group(prompt, self.rollouts, self.failures)
 
 

@@ -114,6 +114,5 @@ def _check_types(content: Mapping[str, Any], checkpoint: Path) -> None:
 
 
 def digest_of_file(file: Path) -> str:
-    """Return the SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

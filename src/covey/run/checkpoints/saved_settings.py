@@ -191,7 +191,6 @@ def with_own_caches(saved: DictConfig, source: Path, *, trusted: bool) -> DictCo
 
 
 def parse_words(words: Sequence[str]) -> list[Override]:
-    """Parse words of the command line as Hydra does."""
     return OverridesParser.create().parse_overrides(list(words))
 
 

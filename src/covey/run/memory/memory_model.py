@@ -137,7 +137,6 @@ def _reference_bytes(shape: Shape, load: Workload) -> int:
 
 
 def optimizer_bytes(name: str, num_weights: int, num_bytes: int) -> int:
-    """Return the bytes of an optimiser's state."""
     return MOMENTS[name] * (num_weights if name == "adamw8bit" else num_bytes)
 
 

@@ -61,7 +61,6 @@ class Shape:
 
     @property
     def body(self) -> tuple[Layer, ...]:
-        """Return the linear layers but the head."""
         return tuple(layer for layer in self.layers if layer.is_linear and not layer.is_head)
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.algorithm.intervals import Estimate, bounds_of, mean_interval
-from covey.system.jsonl import write_json
+from covey.system.jsonl import map_leaves, write_json
 
 if TYPE_CHECKING:  # covey.run.evaluate imports torch; reading a summary must not
     from covey.run.evaluate import Evaluation
@@ -224,13 +224,5 @@ def peak_memory_bytes(device: str = "cpu") -> int:
 def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
     """Write summary.json atomically, missing values as null."""
     path = folder / "summary.json"
-    write_json(path, _without_nan(content))
+    write_json(path, map_leaves(content, lambda one: None if isinstance(one, float) and math.isnan(one) else one))
     return path
-
-
-def _without_nan(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {name: _without_nan(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_without_nan(value) for value in content]
-    return None if isinstance(content, float) and math.isnan(content) else content

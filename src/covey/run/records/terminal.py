@@ -338,7 +338,6 @@ def _whole(seconds: float) -> str:
 
 
 def number_cells(metrics: Mapping[str, float | None]) -> list[str]:
-    """Return the labelled numbers of a step."""
     return [f"{label} {cell(form, metrics[key])}" for label, key, form in columns_of(metrics)]
 
 

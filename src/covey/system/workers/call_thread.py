@@ -26,7 +26,6 @@ class CallThread:
 
     @property
     def num_waiting(self) -> int:
-        """Number of calls that have not begun."""
         return self._calls.qsize()
 
     def submit(self, function: Callable[[], Any]) -> "Future[Any]":

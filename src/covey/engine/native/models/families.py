@@ -140,7 +140,6 @@ def norm_offset(norm: Any) -> float:
 
 
 def eps_of(norm: Any) -> float:
-    """Return a norm's epsilon."""
     return float(vars(norm)["variance_epsilon" if "variance_epsilon" in vars(norm) else "eps"])
 
 
