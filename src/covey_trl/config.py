@@ -153,7 +153,6 @@ class GRPOConfig(TrainingArguments):
 
     @property
     def world_size(self) -> int:
-        """Number of training processes."""
         return ranks.world_size()
 
     @property

@@ -21,6 +21,5 @@ class Processes:
         return ranks.world_size()
 
     def print(self, *words: Any, **keywords: Any) -> None:
-        """Print on rank 0."""
         if self.is_main_process:
             print(*words, **keywords)

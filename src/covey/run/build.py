@@ -267,7 +267,6 @@ def start_serving(
 
 
 def trainer_settings(config: Config) -> TrainerSettings:
-    """Return the trainer's settings."""
     return TrainerSettings(
         objective=_objective(config),
         algorithm=config.algorithm,
@@ -290,19 +289,16 @@ def _objective(config: Config) -> Objective:
 
 
 def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
-    """Choose the prompts of all evaluations."""
     prompts = usable_prompts(sampler, "test", max_length, config.sampling, config.data.bad_rows)
     return spread(prompts, config.evaluation.num_prompts)
 
 
 def training_stream(config: Config, environment: Environment, prompts: Sequence[Prompt]) -> PromptSampler:
-    """Build the order of the training prompts."""
     name, order = config.environment.name, config.curriculum
     return build_stream(name, environment, prompts, order, seed=config.seed, shuffle=config.shuffle)
 
 
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
-    """Build the source of the groups that this config trains on."""
     return LocalSource(
         sampler=sampler,
         stream=training_stream(config, sampler.environment, prompts),
@@ -332,7 +328,6 @@ def build_ray_source(
 
 
 def build_sampler(config: Config, asks: Callable[[], Environment] | None = None) -> Sampler:
-    """Build a sampler's environment and engine."""
     environment = adapt(build_environment(config)) if asks is None else asks()
     policy = load_policy(config.model, seed=config.seed)
     engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)

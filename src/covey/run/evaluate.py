@@ -129,7 +129,6 @@ def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
 
 
 def measure(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
-    """Compute the evaluation from greedy and sampled completions."""
     tells = tells_right(greedy, sampled, settings)
     correct = tuple(_is_correct(group, settings.correct_above) if tells else math.nan for group in greedy)
     judged = [value for value in correct if not math.isnan(value)]

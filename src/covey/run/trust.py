@@ -109,21 +109,28 @@ def check_code(folder: Path, run: Path, code: str | None, *, trusted: bool) -> N
         )
 
 
-def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def named_code(settings: Any) -> Iterator[tuple[str, str]]:
     """Yield every module:function in settings, with the key it stands under.
 
     >>> list(named_code({"rewards": [{"function": "my:f"}], "algorithm": {"shaping": {"os:system": {}}}}))
     [('rewards.function', 'my:f'), ('algorithm.shaping', 'os:system')]
     """
-    if isinstance(settings, str) and CODE.fullmatch(settings) and key.rpartition(".")[2] not in HARMLESS:
-        yield key, settings
-    elif isinstance(settings, Mapping):
+    for under, value in texts_in(settings):
+        if isinstance(value, str) and CODE.fullmatch(value) and under.rpartition(".")[2] not in HARMLESS:
+            yield under, value
+
+
+def texts_in(settings: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every name and value in settings, with the key it stands under."""
+    if isinstance(settings, Mapping):
         for name, value in settings.items():
-            yield from named_code(str(name), key)
-            yield from named_code(value, f"{key}.{name}" if key else str(name))
+            yield key, str(name)
+            yield from texts_in(value, f"{key}.{name}" if key else str(name))
     elif isinstance(settings, list | tuple):
         for value in settings:
-            yield from named_code(value, key)
+            yield from texts_in(value, key)
+    else:
+        yield key, settings
 
 
 def find_risks(settings: Any) -> Iterator[tuple[str, str]]:

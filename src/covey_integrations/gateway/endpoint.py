@@ -61,15 +61,12 @@ class Endpoint:
 
     @property
     def waits(self) -> bool:
-        """Return True while a call waits for its answer."""
         return self._pending is not None
 
     async def next_call(self) -> ChatRequest:
-        """Wait for the next call."""
         return await self._calls.get()
 
     def answer(self, spoken: Spoken) -> None:
-        """Answer the call that waits."""
         if (pending := self._taken()) is not None:
             pending.set_result(spoken)
 

@@ -241,7 +241,6 @@ def shown(observation: Mapping[str, Any], name: str | None) -> str:
 
 
 def call_of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the action that calls a tool."""
     return {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
 
 

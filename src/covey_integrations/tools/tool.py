@@ -26,7 +26,6 @@ class Tool:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Return the JSON schema of its arguments."""
         return self.schema["function"].get("parameters") or {}
 
 

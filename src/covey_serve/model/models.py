@@ -55,7 +55,6 @@ class Bases:
         self._loaded = {name: load_policy(settings, trainable=False) for name, settings in folders.items()}
 
     def policy(self, name: str) -> Policy:
-        """Return a base, frozen."""
         return self._loaded[name]
 
     def tokenizer(self, name: str) -> str | None:

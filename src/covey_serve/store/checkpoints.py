@@ -111,7 +111,6 @@ class Checkpoints:
 
 
 def own_folder(root: Path, owner: str) -> Path:
-    """Return the folder of a model or sampler."""
     return root / owner.replace(":", "-")
 
 

@@ -1,6 +1,6 @@
 """Saved settings of runs and files, and overrides of them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,20 +197,8 @@ def parse_words(words: Sequence[str]) -> list[Override]:
 def _check_trust(source: Path, wanted: DictConfig, typed: Sequence[str], *, trusted: bool) -> None:
     content = OmegaConf.to_container(wanted, resolve=False)
     assert isinstance(content, dict)
-    own = [text for override in parse_words(typed) for text in _texts(override.value())]
+    own = [str(text) for override in parse_words(typed) for _, text in trust.texts_in(override.value())]
     trust.check(source, {str(key): value for key, value in content.items()}, own, trusted=trusted)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-    else:
-        yield str(value)
 
 
 def _refuse_masked(source: Path, wanted: DictConfig) -> None:
