@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build_native(policy: "Policy", settings: "EngineConfig", kernels: str, *, own_weights: bool = False) -> Any:
-    """Build the engine in this process, on the policy's weights or its own.
+    """Build the engine in this process, on shared or own weights.
 
     A policy on the general path is sampled by engine=transformers.
     """

@@ -121,7 +121,7 @@ def named_code(settings: Any) -> Iterator[tuple[str, str]]:
 
 
 def texts_in(settings: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every name and value in settings, with the key it stands under."""
+    """Yield every name and value in settings, with its key."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             yield key, str(name)
