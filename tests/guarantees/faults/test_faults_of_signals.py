@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from covey.loop import train
 from covey.run.evaluate import Evaluation
 from covey.run.given import RunObjects
 from covey.run.records.callbacks import Callback
+from covey.system.waits import signals
 from covey.system.waits.signals import Stopper, StopRequested, quiet_event_loop
 from covey.types import Prompt
 
@@ -265,6 +267,24 @@ def test_a_signal_within_a_callback_leaves_no_future_unawaited(
     del quiet
     gc.collect()
     assert (stopped.value.status, resumed, caplog.text) == (130, ["to the await"], "")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_blocked_loop_is_interrupted_in_time_or_by_a_second_signal(
+    monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(signals, "PATIENCE", 60.0 if again else 0.2)
+
+    async def blocks() -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        if again:
+            threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(30)
+
+    began = time.monotonic()
+    with pytest.raises(StopRequested), Stopper().installed(), asyncio.Runner(loop_factory=quiet_event_loop) as runner:
+        runner.run(blocks())
+    assert 0.25 < time.monotonic() - began < 20
 
 
 def test_a_signal_in_the_last_callback_is_heard_once_at_the_next_release() -> None:

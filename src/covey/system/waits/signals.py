@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from covey.system.waits.running import running_clock
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _LOOPS: "WeakValueDictionary[int, asyncio.AbstractEventLoop]" = WeakValueDictionary()
 """The quiet event loop of each thread."""
+PATIENCE = 5.0
+"""Seconds that a callback of the loop may take after a signal before it is interrupted."""
 
 EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 """Exit code of the command after saving: 128 + signal number, as shells have it."""
@@ -70,7 +72,7 @@ class Stopper:
     """The thread that is stopped; signals always arrive in the main one."""
     _previous: dict[signal.Signals, Any] = field(default_factory=dict)
     _soon: "asyncio.Handle | None" = None
-    """The stop that waits for the event loop's current callback."""
+    """The stop that waits for the event loop's current callback, at most PATIENCE."""
 
     @contextmanager
     def installed(self) -> Iterator["Stopper"]:
@@ -100,8 +102,7 @@ class Stopper:
     def release(self) -> None:
         """Let signals through; raises StopRequested where one has come."""
         self._held = False
-        if self._soon is not None:
-            self._soon.cancel()
+        self._take_soon()
         # Not into _waiting: a signal that comes during the vote must wait for the next one, not be lost.
         asked = self._waiting if self.together is None else self.together(self._waiting or 0) or None
         if asked is not None:
@@ -124,22 +125,45 @@ class Stopper:
             self._waiting = signal.SIGTERM
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        kind = KINDS[signal.Signals(number)]
         if self._waiting is not None:
+            if self._take_soon():  # code of a user blocks the event loop
+                self._raise_in_thread(kind)
             return
         self._waiting = number
         if self.shutdown_timeout is not None:  # a thread of C: it fires even where Python itself is stuck
             faulthandler.dump_traceback_later(self.shutdown_timeout, exit=True, file=sys.__stderr__ or sys.stderr)
         if not self._held and self.together is None:
             self._held = True  # the save that follows is not to be interrupted
-            kind = KINDS[signal.Signals(number)]
             loop = _LOOPS.get(self._thread)
-            if loop is not None and loop.is_running():
-                # Between callbacks: raised inside asyncio it loses tasks, and `close` waits for them forever.
-                self._soon = loop.call_soon_threadsafe(_raise, kind)
+            if loop is None or not loop.is_running():
+                self._raise_in_thread(kind)
                 return
-            if self._thread == threading.get_ident():
-                raise kind
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(kind))
+            # Between callbacks: raised inside asyncio it loses tasks, and `close` waits for them forever.
+            self._soon = loop.call_soon_threadsafe(self._raise_soon, kind)
+            again = threading.Timer(PATIENCE, self._signal_again, (number,))
+            again.daemon = True
+            again.start()
+
+    def _take_soon(self) -> bool:
+        """Cancel the stop that waits, returning True where one did."""
+        waiting, self._soon = self._soon, None
+        if waiting is not None:
+            waiting.cancel()
+        return waiting is not None
+
+    def _raise_soon(self, kind: type[StopRequested]) -> None:
+        if self._take_soon():
+            raise kind
+
+    def _signal_again(self, number: int) -> None:
+        if self._soon is not None:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def _raise_in_thread(self, kind: type[StopRequested]) -> None:
+        if self._thread == threading.get_ident():
+            raise kind
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(kind))
 
     def run_apart(self, work: Callable[[], T]) -> T:
         """Run `work` in its own thread, stopped by signals here."""
@@ -148,10 +172,6 @@ class Stopper:
         with ThreadPoolExecutor(1, "covey-run") as threads, self.installed():
             self._thread = threads.submit(threading.get_ident).result()
             return threads.submit(work).result()
-
-
-def _raise(kind: type[StopRequested]) -> NoReturn:
-    raise kind
 
 
 def is_in_event_loop() -> bool:
