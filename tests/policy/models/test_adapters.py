@@ -125,6 +125,10 @@ def test_saved_adapters_are_loaded_on_their_base_model_and_trained_further(tmp_p
     [
         ({}, "and needs model.lora_rank=4, got model.lora_rank=0"),
         ({"lora_rank": 8}, "and needs model.lora_rank=4, got model.lora_rank=8"),
+        (
+            {"lora_rank": 8, "lora_alpha": 8.0},
+            "needs model.lora_rank=4 model.lora_alpha=32.0, got model.lora_rank=8 model.lora_alpha=8.0",
+        ),
         ({"lora_rank": 4, "lora_alpha": 8.0}, "needs model.lora_alpha=32.0, got model.lora_alpha=8.0"),
         ({"lora_rank": 4, "lora_targets": ["q_proj"]}, "needs model.lora_targets=.*got model.lora_targets=.'q_proj'."),
     ],

@@ -317,6 +317,13 @@ def test_code_beside_the_weights_is_not_run(tmp_path: Path, monkeypatch: pytest.
     assert not Path("PWNED").exists()
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])  # transformers makes Qwen2's of special tokens alone
+def test_a_folder_without_a_tokenizer_is_refused(architecture: str, tmp_path: Path) -> None:
+    nano(nano_architecture=architecture).causal_lm.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has no tokenizer.*tokenizer\.save_pretrained\(FOLDER\) writes one"):
+        load_policy(ModelConfig(name=str(tmp_path)), seed=0)
+
+
 def test_code_of_a_type_that_transformers_knows_does_not_run_and_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -104,6 +104,15 @@ def test_a_template_that_reads_parts_alone_hears_strings() -> None:
     assert tokenizer.chat_template == before
 
 
+def test_named_templates_that_read_parts_alone_hear_strings() -> None:
+    tokenizer, messages = nano_tokenizer(), [{"role": "user", "content": "6 * 7?"}]
+    plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.chat_template = {"default": LISTENS_TO_PARTS, "plain": plain}
+    hear_text(tokenizer)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "user: 6 * 7?. "
+    assert tokenizer.chat_template["plain"] == plain
+
+
 def test_a_template_beside_the_tokenizer_is_read(tmp_path: Path) -> None:
     folder = composite_folder("smolvlm", tmp_path)
     (folder / "chat_template.jinja").unlink()

@@ -167,9 +167,9 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
         raise ValueError(
             f"{held}, and there is no such folder: base_model_name_or_path of adapter_config.json names it"
         )
-    for name, value in asked.items():
-        if value != found[name]:
-            raise ValueError(f"{held} and needs model.{name}={found[name]}, got model.{name}={value}")
+    if other := [name for name, value in asked.items() if value != found[name]]:
+        needed, got = (" ".join(f"model.{name}={of[name]}" for name in other) for of in (found, asked))
+        raise ValueError(f"{held} and needs {needed}, got {got}")
     saved.lora_dropout = settings.lora_dropout
     return saved
 

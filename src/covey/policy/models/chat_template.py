@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import PreTrainedTokenizerBase
 
+from covey.policy.models.text_part import change_templates
 from covey.system.lookup import near
 
 GIVEN = frozenset(
@@ -47,8 +48,7 @@ def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[st
                 f"{near(name, readable)}; {what}"
             )
     # Defaults inside the template reach every renderer
-    changed = {key: _with_defaults(template, values) for key, template in named.items()}
-    tokenizer.chat_template = changed if isinstance(tokenizer.chat_template, dict) else changed[""]
+    change_templates(tokenizer, lambda template: _with_defaults(template, values))
 
 
 def _read_by(template: str) -> Iterator[str]:

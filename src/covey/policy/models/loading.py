@@ -39,6 +39,7 @@ from covey.policy.models.probe import detect_capabilities, remove_dropout, tell
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
 from covey.policy.models.saved import (
     NO_CODE,
+    SAVE_TOKENIZER,
     UNREADABLE,
     check_code,
     code_beside,
@@ -57,7 +58,6 @@ from covey.policy.recurrence.base import Operations
 from covey.policy.settings import FOLDER, ModelConfig
 from covey.system.hub import silence
 from covey.system.machine import silence_bitsandbytes
-from covey.system.text.format import first_line
 
 
 def load_policy(
@@ -95,7 +95,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     if unread is None:
         model, tokenizer = _load_model(based, torch.device("cpu") if on_host else device, seed)
     else:
-        model, tokenizer = _convert_parameters(unread.model, settings), _padding(_load_tokenizer(based))
+        model, tokenizer = _convert_parameters(unread.model, settings), _padding(load_tokenizer(based))
     set_template_defaults(tokenizer, settings.chat_template_kwargs, base)
     bare = _choose_layers(model, tokenizer, settings, device)
     bare = detect_capabilities(bare) if unread is None else bare
@@ -264,12 +264,24 @@ def _compiles(settings: ModelConfig, device: torch.device) -> bool:
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
+    """Load the tokenizer, saved or embedded. ValueError without one.
+
+    For some architectures AutoTokenizer ignores the saved class: Qwen2's own would give a nano policy a token
+    without an embedding, and normalise text. Without files it makes some out of special tokens alone.
+    """
     if settings.name in NANO_TOKENIZERS:
         return NANO_TOKENIZERS[settings.name]()
     try:
-        return _load_tokenizer(settings)
+        saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
+        loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
+        revision = settings.revision or "main"
+        found = loader.from_pretrained(settings.name, revision=revision, **trusted_code(settings))
     except UNREADABLE as error:
-        raise ValueError(f"model.name={settings.name} has no tokenizer ({first_line(error)})") from error
+        raise ValueError(explain_unreadable(settings, error, "has no tokenizer that can be read")) from error
+    special = {number for number, token in found.added_tokens_decoder.items() if token.special}
+    if special >= set(found.get_vocab().values()):
+        raise ValueError(f"model.name={settings.name} has no tokenizer: {SAVE_TOKENIZER}")
+    return hear_text(found, settings.name, settings.revision)
 
 
 def _mask_id(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -328,9 +340,9 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
                 raise
             del keywords["attn_implementation"]  # this architecture has attention of its own alone
             model, lacking = read_weights(settings.kind, settings.name, **keywords)
-        tokenizer = _padding(_load_tokenizer(settings))
     except UNREADABLE as error:
         raise ValueError(explain_unreadable(settings, error)) from error
+    tokenizer = _padding(load_tokenizer(settings))
     check_form(model, bits, f"model.name={settings.name}")
     if lacking:
         raise ValueError(f"model.name={settings.name} {lacking}")
@@ -344,19 +356,6 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         keep_promises(model, bits)
         return model, tokenizer
     return _move(model, device, settings), tokenizer
-
-
-def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the saved tokenizer.
-
-    For some architectures AutoTokenizer ignores the saved class: Qwen2's own would give a nano policy a token
-    without an embedding, and normalise text.
-    """
-    saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
-    loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
-    revision = settings.revision or "main"
-    found = loader.from_pretrained(settings.name, revision=revision, **trusted_code(settings))
-    return hear_text(found, settings.name, settings.revision)
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -50,8 +50,8 @@ def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
     )
 
 
-def explain_unreadable(settings: ModelConfig, error: Exception) -> str:
-    """Say in one line why no model is loaded."""
+def explain_unreadable(settings: ModelConfig, error: Exception, lacking: str = "") -> str:
+    """Say in one line why no model, or what is `lacking`, is loaded."""
     what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
     reason = first_line(error)
     if "trust_remote_code" in str(error):
@@ -59,13 +59,15 @@ def explain_unreadable(settings: ModelConfig, error: Exception) -> str:
         reason = f"it needs code of its own, which runs by your word alone: {by_word}"
     elif f"`{OwnConfig.model_type}`" in str(error):
         reason = "it holds the weights of a module, which model.code=module:function makes"
+    elif str(error).startswith("Couldn't instantiate the backend tokenizer"):
+        reason = SAVE_TOKENIZER
     elif unknown := re.search(r"model type `(\w+)` but Transformers does not recognize", str(error)):
         reason = f"transformers {transformers_version} knows no model of type {unknown[1]}"
     elif re.match(r"[A-Za-z]:\w|.*\\", settings.name):
         reason = "backslashes are the shell's: quote the name, or write /"
     elif other := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)Config'>", str(error)):
         reason = f"{other[1]} is another kind: an encoder and a decoder, or a model of pictures or sound"
-    return f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
+    return f"model.name={settings.name} {lacking or f'is no {what} of a {settings.kind} language model'} ({reason})"
 
 
 def refuse_encoder(settings: ModelConfig, config: PreTrainedConfig | None = None) -> None:
@@ -145,6 +147,7 @@ def code_beside(name: str) -> dict[str, Any]:
     return {file: named for file, named in found.items() if named}
 
 
+SAVE_TOKENIZER = "there is no tokenizer.json that holds tokens, and tokenizer.save_pretrained(FOLDER) writes one"
 OF_HUB = "hf download {0} --local-dir FOLDER, read its files, then model.name=FOLDER model.code=folder"
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),

@@ -4,7 +4,7 @@ The rest is frozen, and the whole is saved as the class it came as.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,16 +71,28 @@ def hear_text(
     """
     if tokenizer.chat_template is None and name and (found := read_processor(name, revision, (TEMPLATE,))):
         tokenizer.chat_template = json.loads(found[TEMPLATE])["chat_template"]
-    template = tokenizer.chat_template
-    if isinstance(template, str) and not _is_heard(tokenizer, SECRET) and _is_heard(tokenizer, [_part(SECRET)]):
-        tokenizer.chat_template = IN_PARTS + template
+
+    def heard(template: str) -> str:
+        is_deaf = not _is_heard(tokenizer, template, SECRET) and _is_heard(tokenizer, template, [_part(SECRET)])
+        return IN_PARTS + template if is_deaf else template
+
+    change_templates(tokenizer, heard)
     return tokenizer
 
 
-def _is_heard(tokenizer: "PreTrainedTokenizerBase", content: object) -> bool:
+def change_templates(tokenizer: "PreTrainedTokenizerBase", change: Callable[[str], str]) -> None:
+    """Change the chat template, or each of several named ones."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        tokenizer.chat_template = {name: change(each) for name, each in template.items()}
+    elif template is not None:
+        tokenizer.chat_template = change(template)
+
+
+def _is_heard(tokenizer: "PreTrainedTokenizerBase", template: str, content: object) -> bool:
     messages: list[Any] = [{"role": "user", "content": content}]
     try:
-        return SECRET in tokenizer.apply_chat_template(messages, tokenize=False)
+        return SECRET in tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
     except Exception:  # a foreign program
         return False
 
