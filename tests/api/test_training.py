@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 import covey
+from benchmarks.checks.architectures import save
 from covey.algorithm.settings import AlgorithmConfig
 from covey.api.request import Arguments
 from covey.api.settings import full_name
@@ -128,6 +129,17 @@ def test_a_model_in_memory_is_trained_in_place_and_attends_as_before_afterwards(
     assert model.config._attn_implementation == "sdpa"
     saved = AutoModelForCausalLM.from_pretrained(result.save(tmp_path / "saved"))
     assert equal(dict(saved.state_dict()), weights_of(model))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("architecture", "own"), [("gemma2", "eager"), ("llama", "sdpa")])
+def test_a_folder_attends_as_transformers_would_load_it_after_training(
+    architecture: str, own: str, tmp_path: Path
+) -> None:
+    save(architecture, str(tmp_path / "given"))
+    result = covey.train(str(tmp_path / "given"), by_bytes, ROWS, folder=tmp_path / "run", **SMALL)
+    assert result.model.config._attn_implementation == own
+    assert len(result.sample(["say 1:"], n=2)[0]) == 2
 
 
 @pytest.mark.long

@@ -22,9 +22,9 @@ Question = str | Sequence[Message]
 """Text, or the messages of a conversation."""
 
 
-def attention_of(given: RunObjects) -> str:
-    """Return the model's attention after a run."""
-    return "sdpa" if given.model is None else str(given.model.config._attn_implementation)  # type: ignore[union-attr]
+def attention_of(given: RunObjects) -> str | None:
+    """Return the model's attention after a run, None for its class's own."""
+    return None if given.model is None else str(given.model.config._attn_implementation)  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -38,10 +38,11 @@ def covey_attention(policy: Policy) -> Iterator[None]:
         set_attention(policy, before)
 
 
-def set_attention(policy: Policy, name: str) -> None:
+def set_attention(policy: Policy, name: str | None) -> None:
     """Set a model's attention; on the general path it keeps its own."""
     if policy.path == "fast":
-        policy.causal_lm.set_attn_implementation(name)
+        model = policy.causal_lm  # of some classes the own is eager, and sdpa refused
+        model.set_attn_implementation(name or model.get_correct_attn_implementation(None))
 
 
 def sample(
