@@ -51,7 +51,7 @@ def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
 
 
 def explain_unreadable(settings: ModelConfig, error: Exception, lacking: str = "") -> str:
-    """Say in one line why no model, or what is `lacking`, is loaded."""
+    """Say in one line what is not loaded, and why."""
     what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
     reason = first_line(error)
     if "trust_remote_code" in str(error):
