@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.figures.measured import read
 from benchmarks.figures.shapes import Plot, axes
 from benchmarks.figures.svg import Drawing
+from covey.system.text.format import number_of
 
 TITLE = "SmolLM2-135M on two CPU cores: one short sentence that makes sense"
 
@@ -57,21 +58,23 @@ def _label(drawing: Drawing, plot: Plot, end: float, colour: str, lines: Sequenc
 SAMPLERS = {"covey": "warm", "vllm": "cool", "llama": "muted", "transformers": "line"}
 NAMES = {"vllm": "vLLM", "llama": "llama.cpp"}
 MODELS = {"135M": "SmolLM2-135M", "0.5B": "Qwen2.5-0.5B", "0.6B": "Qwen3-0.6B"}
-SIZES = "Sampling on two CPU cores: tokens a second, as a share of what the machine allows"
+SIZES = "Sampling on two CPU cores: tokens a second, as a share of the limit"
 
 
 def sizes() -> Drawing:
     """Return a bar for each sampler at each size, precision and number of rows, with tokens a second beside it."""
     cells = {name: cell for name, cell in read("real_sizes")["cells"].items() if _is_compared(name, cell)}
-    drawing = Drawing(900, 96 + 84 * len(cells), SIZES)
+    drawing = Drawing(900, 108 + 84 * len(cells), SIZES)
     drawing.text(40, 34, SIZES, size=18, anchor="start", weight=600)
-    plot = Plot(250, 58, 480, 84 * len(cells) - 16, (0, 1), (0, 1))
+    plot = Plot(250, 58, 480, 84 * len(cells), (0, 1), (0, 1))
     axes(drawing, plot, {tick / 4: f"{25 * tick} %" for tick in range(5)}, {})
     for place, name in enumerate(sorted(cells, key=_rank)):
         _, size, precision, rows, *_ = name.split()
         top = plot.top + 6 + 84 * place
         drawing.text(238, top + 24, MODELS[size], size=15, anchor="end", weight=600)
-        drawing.text(238, top + 44, f"{precision}, {rows} rows", size=13, anchor="end", colour="muted")
+        drawing.text(
+            238, top + 44, f"{precision}, {number_of(int(rows), 'row')}", size=13, anchor="end", colour="muted"
+        )
         for line, (sampler, found) in enumerate((one, cells[name]["contestants"].get(one)) for one in SAMPLERS):
             if found is not None:
                 width, y = plot.x(min(1.0, found["shares"]["sampling"])) - plot.left, top + 17 * line

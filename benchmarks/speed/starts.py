@@ -30,7 +30,7 @@ STEP_PHASES = ("sampling", "reward", "logprobs", "backward", "optimizer")
 LINE = re.compile(r"^(\S+ \S+) INFO \S+: (preflight: |step (?P<step>\d+): |evaluated after step (?P<evaluated>\d+))")
 """Lines of covey.log that tell when the run got so far."""
 SMOLLM2 = "model.name={models}/smollm2-135m"
-BRIEF = ("recipe=brief", SMOLLM2, "num_steps=2", "evaluation.num_prompts=16")
+BRIEF = ("recipe=brief", SMOLLM2, "num_steps=2")
 IFEVAL = ("recipe=ifeval", SMOLLM2, "num_steps=2", "groups_per_step=2", "evaluation.num_prompts=12")
 LORA = "model.lora_rank=16"
 
