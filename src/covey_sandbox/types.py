@@ -89,7 +89,8 @@ class CallTest:
 class OutputTest:
     """The program, run as a script with this stdin, must print the expected text.
 
-    Compared line by line without white space at line ends and without empty lines at the end.
+    Compared line by line without white space at line ends and without empty lines at the end; decimals may differ by
+    1e-6, absolute and relative.
     """
 
     stdin: str

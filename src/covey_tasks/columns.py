@@ -47,12 +47,12 @@ def of_verl(row: Row, problem: str, answer: str, form: str = "{}") -> Row:
 
 
 def nothing_in(row: Row, *columns: str) -> str:
-    """Describe a row's missing columns, null or absent.
+    """Describe missing columns, empty or absent.
 
     >>> nothing_in({"answer": None, "problem": "?"}, "answer", "solution")
-    "column 'answer' is null"
+    "column 'answer' is empty"
     """
-    null = [column for column in columns if column in row]
-    if null:
-        return " and ".join(f"column {column!r} is null" for column in null)
-    return f"has neither a column {' nor '.join(map(repr, columns))} (has: {', '.join(row)})"
+    there = [column for column in columns if column in row]
+    if there:
+        return " and ".join(f"column {column!r} is empty" for column in there)
+    return f"has no column {' or '.join(map(repr, columns))} (has: {', '.join(row)})"

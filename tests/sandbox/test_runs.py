@@ -196,6 +196,19 @@ def test_a_script_is_judged_by_what_it_prints(sandbox: Sandbox) -> None:
     assert report.results[2].message == "for the input '2' it should print '0 1 done', got '0 1\\n\\ndone'"
 
 
+def test_a_script_prints_as_many_decimals_as_it_likes(sandbox: Sandbox) -> None:
+    printed = "print(1 / 3, 2e6 / 3, 'x')\nprint('0.50')"
+    due = [
+        *("0.333333 666666.666667 x\n0.5", "0.33 666666.666667 x\n0.5", "0.333333 666666.666667 y\n0.5"),
+        *("0.333333  666666.666667 x\n0.5", "0.333333 666666.666667 x\n.5", "0.333333 666666.666667 x 1.5\n0.5"),
+        "0.333333 666666.666667 x\n0",
+    ]
+    report = sandbox.run_blocking(printed, [OutputTest("", text) for text in due])
+    assert kinds(report) == ["passed", "wrong", "wrong", "wrong", "passed", "wrong", "wrong"]
+    enormous = ["1" + "0" * 400 + ".5", "2" + "0" * 400 + ".5"]
+    assert kinds(sandbox.run_blocking(f"print('{enormous[0]}')", [OutputTest("", enormous[1])])) == ["wrong"]
+
+
 def test_a_script_may_leave_as_it_likes_but_not_raise(sandbox: Sandbox) -> None:
     main = "import sys, os, atexit, threading\nif __name__ == '__main__': print('a', flush=True)\n"
     for ending, kind in [

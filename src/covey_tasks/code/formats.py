@@ -15,7 +15,7 @@ from covey_sandbox.types import AssertTest, CallTest, OutputTest, Test
 from covey_tasks.code.problems import Problem
 from covey_tasks.code.settings import TEST_PACKAGES
 from covey_tasks.code.words import asked, shown_call, signature_of, to_complete, to_define, to_script
-from covey_tasks.columns import text_in
+from covey_tasks.columns import nothing_in, text_in
 
 Row = Mapping[str, Any]
 
@@ -80,9 +80,7 @@ def _given(row: Row, *names: str) -> str:
     for name in names:
         if row.get(name):
             return name
-    empty = " and ".join(repr(name) for name in names if name in row)
-    what = f"nothing in {empty}" if empty else f"no column {' or '.join(map(repr, names))}"
-    raise ValueError(f"has {what} (has: {', '.join(row)})")
+    raise ValueError(nothing_in(row, *names))
 
 
 def _text(row: Row, *names: str) -> str:

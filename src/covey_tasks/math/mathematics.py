@@ -26,6 +26,7 @@ from covey.environments.base import Split, conversation
 from covey.environments.data.columns import from_text, value_in
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
+from covey.system.lookup import one_of
 from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.answers import find_answer
 from covey_graders.math.judge import compare, is_no_answer
@@ -49,8 +50,7 @@ _TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def check_scheme(settings: MathConfig) -> None:
-    if settings.scheme not in INSTRUCTIONS:
-        raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {settings.scheme!r}")
+    one_of("scheme", settings.scheme, INSTRUCTIONS)
     check_format_reward(settings.format_reward)
     limits_of(settings)
 
@@ -132,7 +132,7 @@ def gold_answers(row: Row, settings: MathConfig) -> list[str]:
 
 
 def _list(answer: object) -> list[object]:
-    """Return the answers that a text lists in quotes; `[1, 2]` is an interval."""
+    """Return the answers that a text lists in quotes."""
     found = from_text(answer)
     is_list = isinstance(found, list | tuple) and (found is answer or all(isinstance(one, str) for one in found))
     return list(found) if is_list else [answer]

@@ -345,3 +345,8 @@ def test_impossible_settings_are_refused(settings: dict) -> None:
 def test_the_gsm8k_sample_loads(shared: Path) -> None:
     found = load_rows(str(shared / "data" / "gsm8k"), RowSettings(columns=("question", "answer"))).splits
     assert (len(found["train"]), len(found["test"])) == (500, 200)
+
+
+def test_a_column_whose_name_is_no_text_is_named() -> None:
+    with pytest.raises(ValueError, match="row 1 has the column 0, whose name is no text"):
+        load_rows({"train": [{0: "a", "prompt": "b"}, {"prompt": "c"}]})

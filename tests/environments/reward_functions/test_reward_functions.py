@@ -493,6 +493,8 @@ def test_a_logged_column_of_another_length_is_an_error_with_its_place() -> None:
 def test_weights_must_match_the_functions() -> None:
     with pytest.raises(ValueError, match="reward_weights must have one entry for each of 2 rewards, got 1"):
         reward_functions([length, later], [1.0])
+    with pytest.raises(ValueError, match=r"reward_weights must be finite, got \[nan\]"):
+        reward_functions([length], [math.nan])
     with pytest.raises(ValueError, match="needs rewards="):
         reward_functions([])
 

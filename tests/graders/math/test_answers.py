@@ -204,3 +204,41 @@ def test_labels_of_real_model_solutions_agree(shared: Path) -> None:
 
 def _rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("I choose option B.", "The best answer is B.", "Final answer: [B]", "[[B]]", "I would go with B.", "It's B."),
+        *("The answer is b) 4", r"\boxed{{\bf B}}", r"\boxed{\rm (B)}", "B is correct.", "B, not C."),
+    ],
+)
+def test_a_choice_is_read_in_the_words_that_models_choose_with(said: str) -> None:
+    assert compare(said, "B")
+    assert not compare(said, "C")
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["C is wrong. The answer is not C.", "C is not right.", "C is clearly incorrect.", "C isn't it."],
+)
+def test_a_choice_that_is_denied_is_not_made(said: str) -> None:
+    assert not compare(said, "C")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\bf 42", "42"),
+        (r"{\rm 42}", "42"),
+        (r"\bm{42}", "42"),
+        (r"\hbox{42 cm}", "42"),
+        (r"18\,\frac{\mathrm{km}}{\mathrm{h}}", "18 km/h"),
+        (r"5\ \tfrac{\text{m}}{\text{s}^2}", r"5\text{ m/s}^2"),
+        (r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\left[\begin{matrix}1\\2\end{matrix}\right]", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ],
+)
+def test_fonts_units_as_fractions_and_matrices_of_arrays_are_spellings(answer: str, gold: str) -> None:
+    assert compare(rf"\boxed{{{answer}}}", gold)
+    assert not compare(rf"\boxed{{{answer.replace('2', '7').replace('8', '7').replace('5', '7')}}}", gold)

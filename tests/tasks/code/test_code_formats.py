@@ -118,11 +118,10 @@ def test_test_code_whose_parts_hang_together_stays_whole(source: str) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"prompt": None}, "has nothing in 'prompt'"),
-        ({"prompt": None}, "(has: prompt, entry_point, tests)"),
+        ({"prompt": None}, "column 'prompt' is empty"),
         ({"prompt": 3}, "column 'prompt' must be text, got 3"),
-        ({"tests": []}, "has nothing in 'tests'"),
-        ({"tests": {"test_cases": []}}, "has nothing in 'test_cases'"),
+        ({"tests": []}, "column 'tests' is empty"),
+        ({"tests": {"test_cases": []}}, "column 'test_cases' is empty"),
         ({"tests": "assert f(1) =="}, "tests are not Python code"),
         ({"tests": [{"args": 3, "expected": 3}]}, 'a test must be {"args": [...], "expected": ...}'),
         ({"tests": [{"args": [3]}]}, 'a test must be {"args": [...], "expected": ...}'),

@@ -84,7 +84,7 @@ def test_columns_may_have_other_names_and_the_whole_row_is_kept() -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"problem": "?"}, "has neither a column 'answer' nor 'solution' (has: problem)"),
+        ({"problem": "?"}, "has no column 'answer' or 'solution' (has: problem)"),
         ({"problem": "?", "solution": "42"}, "has no \\boxed{} in column 'solution'"),
         ({"problem": "?", "answer": " $ $ "}, "has no answer in column 'answer', got ' $ $ '"),
         ({"problem": "?", "answer": "proof"}, "has no answer in column 'answer', got 'proof'"),

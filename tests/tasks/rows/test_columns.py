@@ -104,7 +104,7 @@ def test_a_column_of_the_rows_own_is_not_replaced(tmp_path: Path) -> None:
 def test_null_answers_are_called_null(tmp_path: Path) -> None:
     row = {"problem": "1?", "answer": None, "solution": None}
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for _ in range(3)))
-    with pytest.raises(ValueError, match="line 1 column 'answer' is null and column 'solution' is null; data"):
+    with pytest.raises(ValueError, match="line 1 column 'answer' is empty and column 'solution' is empty; data"):
         built("math", str(tmp_path / "rows.jsonl"))
 
 

@@ -27,6 +27,8 @@ def check_entry(row: Any, place: str) -> Entry:
         return Entry(place, None, f"is not an object with columns but {type(row).__name__}")
     if is_table(row):
         return Entry(place, None, f"is a table of columns ({', '.join(map(str, row))[:80]}); give a list of rows")
+    if unnamed := [name for name in row if not isinstance(name, str)]:
+        return Entry(place, None, f"has the column {unnamed[0]!r}, whose name is no text")
     return Entry(place, row)
 
 

@@ -16,6 +16,7 @@ too long cannot be interrupted here, so that it ends the run.
 import asyncio
 import copy
 import logging
+import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,8 @@ def reward_functions(
         raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
     if weights and len(weights) != len(functions):
         raise ValueError(f"reward_weights must have one entry for each of {len(functions)} rewards, got {len(weights)}")
+    if not all(map(math.isfinite, weights)):
+        raise ValueError(f"reward_weights must be finite, got {list(weights)}")
     loaded = [adapt(load_reward(entry) if isinstance(entry, str | Mapping) else entry) for entry in functions]
     # Names are unique: the second of equal ones gets a number
     seen: defaultdict[str, int] = defaultdict(int)

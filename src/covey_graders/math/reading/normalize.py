@@ -15,7 +15,8 @@ MAX_FRACTIONS = 20
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 TEXT_COMMAND = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+    r"\\(?:text(?:bf|it|rm|sf|tt|up)?|math(?:rm|bf|sf|it|tt)|[hm]box|boldsymbol|bm|pmb|emph|ensuremath|operatorname)"
+    r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 _INFIX = {"\\over": "\\frac", "\\choose": "\\binom"}
 _TABLE = table_beside(__file__)

@@ -126,7 +126,7 @@ def verdict_on_output(case: ProgramCase, test: Test, num_left: int) -> Verdict:
         return failed_verdict("error", f"it raised {error_text(frame)}")
     printed = program.finish_output(deadline)
     expected, got = lines_of(test["expected"]), lines_of(printed.decode("utf-8", "replace"))
-    if expected == got:
+    if len(expected) == len(got) and all(map(same_line, expected, got)):
         return PASSED
     wanted, found = short_repr(test["expected"]), short_repr("\n".join(got))
     return failed_verdict("wrong", f"for the input {short_repr(test['stdin'])} it should print {wanted}, got {found}")
@@ -138,6 +138,27 @@ def lines_of(text: str) -> list[str]:
     while lines and not lines[-1]:
         lines.pop()
     return lines
+
+
+ROUNDING = Tolerance(rel=1e-6, abs=1e-6)
+"""Rounding of printed decimals: scripts write as many digits as they like."""
+MAX_DECIMAL = 300
+"""Characters of a decimal; a longer one may be infinite as a float."""
+
+
+def same_line(expected: str, got: str) -> bool:
+    """Return True for equal words between blanks, decimals up to rounding."""
+    words, others = expected.split(" "), got.split(" ")
+    return expected == got or (len(words) == len(others) and all(map(_same_word, words, others)))
+
+
+def _same_word(expected: str, got: str) -> bool:
+    if expected == got or "." not in expected or "." not in got or len(expected) > MAX_DECIMAL:
+        return expected == got
+    try:
+        return matches(float(expected), float(got), ROUNDING)
+    except ValueError:
+        return False
 
 
 JUDGES: dict[str, Callable[[ProgramCase, list[Test]], None]] = {

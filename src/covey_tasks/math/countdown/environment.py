@@ -17,6 +17,7 @@ from covey.environments.base import Environment, Split, conversation
 from covey.environments.data.columns import from_text
 from covey.environments.data.rows import load_rows, row_settings
 from covey.environments.settings import BuildSettings
+from covey.system.lookup import one_of
 from covey.types import CutText, Failure, Message, Prompt, Reward
 from covey_graders import countdown
 from covey_graders.countdown import OPERATORS, applied
@@ -31,10 +32,8 @@ MAX_MISSES = 3000
 
 
 def check_rules(settings: CountdownConfig) -> None:
-    if settings.uses not in USES:
-        raise ValueError(f"uses must be one of {', '.join(USES)}, got {settings.uses!r}")
-    if settings.answer_form not in INSTRUCTIONS:
-        raise ValueError(f"answer_form must be one of {', '.join(INSTRUCTIONS)}, got {settings.answer_form!r}")
+    one_of("uses", settings.uses, USES)
+    one_of("answer_form", settings.answer_form, INSTRUCTIONS)
     check_format_reward(settings.format_reward)
 
 
