@@ -129,8 +129,6 @@ def test_what_cannot_be_read_is_named(criteria: str | None, thresholds: str | No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": "word"}, "correction_level must be one of token, sequence, sequence_mean, got word"),
-        ({"mode": "drop"}, "correction must be none, truncate or mask, got drop"),
         ({"min": 3.0, "max": 2.0}, r"correction_max must be >= correction_min, got 2\.0 and 3\.0"),
     ],
 )

@@ -199,7 +199,6 @@ def test_a_kl_that_is_not_finite_leaves_the_controller(kl: float) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"coef": 0.1, "rule": "pid"}, "kl_controller must be one of fixed, proportional, doubling, got pid"),
         ({"coef": 0.1, "rule": "doubling"}, "target_kl must be > 0, got None"),
         ({"coef": 0.0, "rule": "doubling", "target": 0.1}, "target_kl=0.1 needs kl_coef > 0, got kl_coef=0.0"),
         ({"coef": 0.1, "coef_min": 2.0, "coef_max": 1.0}, "kl_coef_max must be >= kl_coef_min, got 2.0 and 1.0"),
@@ -217,8 +216,6 @@ def test_a_refresh_mixes_and_a_hard_one_copies() -> None:
     torch.testing.assert_close(refresh(reference, policy, 0.25), torch.tensor([1.25, 0.15]))
     assert refresh(reference, policy, 1.0).tolist() == policy.tolist()
     assert refresh(reference, policy, 0.0).tolist() == reference.tolist()
-    with pytest.raises(ValueError, match=r"reference_refresh_alpha must be in \[0, 1\], got 1.5"):
-        refresh(reference, policy, 1.5)
 
 
 def test_a_steered_coefficient_stays_within_both_bounds() -> None:

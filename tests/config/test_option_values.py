@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from covey.algorithm.controllers import CONTROLLERS
-from covey.algorithm.corrections import WEIGHT_LEVELS
 from covey.algorithm.kl import GRADIENTS, SAMPLER_ESTIMATORS
 from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.objective import DENOMINATORS
@@ -122,7 +121,7 @@ def test_the_names_that_are_choices_are_those_of_the_tables() -> None:
     inner: dict[str, Collection[str]] = {
         **{"ratio": LEVELS, "ratio_denominator": DENOMINATORS, "kl_controller": CONTROLLERS},
         **{"kl_gradient": (*GRADIENTS, "is_weighted"), "sampler_kl_estimator": SAMPLER_ESTIMATORS},
-        "correction_level": WEIGHT_LEVELS,
+        "correction_level": [level for level in LEVELS if level != "sequence_mean_token"],
     }
     for name, names in inner.items():
         assert found[f"algorithm.{name}"].choices == tuple(names)

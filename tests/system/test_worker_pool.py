@@ -343,14 +343,6 @@ def test_no_worker_outlives_a_killed_parent_and_scripts_may_define_functions(tmp
     assert are_gone({int(worker.read_text())}, seconds=5)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"num_workers": 0}, {"timeout": 0.0}, {"timeout": float("nan")}, {"max_calls": 0}]
-)
-def test_impossible_settings_are_refused(settings: dict) -> None:
-    with pytest.raises(ValueError, match="must be >"):
-        WorkerSettings(**settings)
-
-
 # Nothing tells a process that dropped its environment and lost its worker from others: (exit, True) is not here.
 @pytest.mark.parametrize(
     ("then", "clean"), [("return", False), ("return", True), ("hang", False), ("hang", True), ("exit", False)]

@@ -61,8 +61,6 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
     has_bonus = algorithm.entropy_coef != 0 or algorithm.target_entropy is not None
     one_of("ratio", algorithm.ratio, LEVELS)
     one_of("ratio_denominator", algorithm.ratio_denominator, DENOMINATORS)
-    if not 0 < algorithm.high_entropy_fraction <= 1:
-        raise ValueError(f"high_entropy_fraction must be in (0, 1], got {algorithm.high_entropy_fraction}")
     return Objective(
         loss=_bound_loss(algorithm),
         ratio=RatioOptions(algorithm.ratio, _positive("log_ratio_clamp", algorithm.log_ratio_clamp)),
@@ -72,7 +70,7 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
         weights=_correction_weights(algorithm),
         criteria=parse_rejection(algorithm.rejection, algorithm.rejection_thresholds),
         sequence_delta=algorithm.off_policy_mask_delta,
-        m2po_threshold=_positive("m2po_threshold", algorithm.m2po_threshold),
+        m2po_threshold=algorithm.m2po_threshold,
         kl=_kl_terms(algorithm, length),
         entropy_bonus=Reduction(algorithm.entropy_aggregation, length, algorithm.count_empty) if has_bonus else None,
         teacher=_teacher_term(algorithm),
@@ -167,9 +165,7 @@ def _correction_weights(algorithm: AlgorithmConfig) -> WeightOptions | None:
 
 def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
     full = algorithm.kl_estimator == "full"
-    one_of("kl_in", algorithm.kl_in, ("loss", "reward"))
     one_of("kl_gradient", algorithm.kl_gradient, (*GRADIENTS, "is_weighted"))
-    one_of("sampler_kl_estimator", algorithm.sampler_kl_estimator, SAMPLER_ESTIMATORS)
     if not full:
         one_of_or_custom("kl_estimator", algorithm.kl_estimator, ESTIMATORS)
     if full and algorithm.kl_gradient == "is_weighted":

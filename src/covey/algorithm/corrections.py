@@ -33,10 +33,6 @@ class WeightOptions:
     log_ratio_clamp: float | None = 20.0
 
     def __post_init__(self) -> None:
-        if self.level not in WEIGHT_LEVELS:
-            raise ValueError(f"correction_level must be one of {', '.join(WEIGHT_LEVELS)}, got {self.level}")
-        if self.mode not in ("truncate", "mask"):
-            raise ValueError(f"correction must be none, truncate or mask, got {self.mode}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"correction_max must be >= correction_min, got {self.max} and {self.min}")
 
@@ -166,7 +162,6 @@ def m2po_keep(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, threshold: fl
     return keep_NT
 
 
-WEIGHT_LEVELS = ("token", "sequence", "sequence_mean")
 SCOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "token": lambda values_NT, mask_NT: values_NT,
     "seq_sum": lambda values_NT, mask_NT: select(values_NT, mask_NT).sum(1, keepdim=True),

@@ -117,8 +117,6 @@ def refresh(reference: Tensor, policy: Tensor, alpha: float) -> Tensor:
 
     Both are one weight tensor. Alpha 1 copies, exactly.
     """
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"reference_refresh_alpha must be in [0, 1], got {alpha}")
     return torch.lerp(reference, policy.to(reference), alpha)
 
 

@@ -257,6 +257,7 @@ class AlgorithmConfig(TeacherSettings):
     """proportional (Ziegler et al.) or doubling (PPO); used with target_kl."""
     kl_horizon: int = setting(
         10000,
+        gt=0,
         needs=(
             STEERED,
             Requires(
@@ -316,7 +317,7 @@ class AlgorithmConfig(TeacherSettings):
     """Comma list of thresholds, one for each criterion ("lo_hi" for k1)."""
     off_policy_mask_delta: float | None = None
     """Drop sequences with negative advantage and mean log-prob gap above this (DeepSeek-V3.2); null is off."""
-    m2po_threshold: float | None = None
+    m2po_threshold: float | None = setting(None, gt=0)
     """Drop the most off-policy tokens until their second moment is below this (M2PO); null is off."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -337,7 +338,7 @@ class AlgorithmConfig(TeacherSettings):
     drop_void_turns: bool = setting(False, needs=CONTINUES)
     """Leave episodes with a turn without tool call or answer out of the loss (SimpleTIR; their reward stays in the
     group statistics)."""
-    high_entropy_fraction: float = 1.0
+    high_entropy_fraction: float = setting(1.0, gt=0, le=1)
     """Policy term only on this share of the tokens, those of highest entropy; 1 uses all."""
 
     @property

@@ -52,11 +52,8 @@ def high_entropy_threshold(entropy_L: Tensor, keep_fraction: float) -> Tensor:
     """Return the entropy of the `keep_fraction` most uncertain tokens (arXiv 2506.01939).
 
     `entropy_L` holds the valid tokens of the *global* batch, so that all its micro-batches share one threshold: the
-    (1 - keep_fraction) quantile, linearly interpolated. inf without any token. ValueError unless
-    0 < keep_fraction <= 1.
+    (1 - keep_fraction) quantile, linearly interpolated. inf without any token.
     """
-    if not 0 < keep_fraction <= 1:
-        raise ValueError(f"high_entropy_fraction must be in (0, 1], got {keep_fraction}")
     if not entropy_L.numel():
         return entropy_L.new_full((), torch.inf)
     # torch.quantile refuses more than 2^24 values.

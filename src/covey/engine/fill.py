@@ -85,8 +85,6 @@ class FillEngine:
 
     def __init__(self, policy: Policy, max_rows: int) -> None:
         """Bound the completions filled at once by `max_rows`; calls stay whole."""
-        if max_rows < 1:
-            raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         if policy.mask_id is None:
             raise ValueError("engine.name=fill needs model.kind=masked, got model.kind=causal")
         self.version = 0

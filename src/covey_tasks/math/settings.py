@@ -64,9 +64,9 @@ class MathConfig(EnvironmentConfig):
     """Column that holds the gold answer, in rows that have one."""
     solution_column: str = "solution"
     """Column of worked solutions; the last box is the gold answer of a row without an answer column."""
-    timeout: float = setting(10.0, needs=ASKS_MATH_VERIFY)
+    timeout: float = setting(10.0, gt=0, needs=ASKS_MATH_VERIFY)
     """Seconds math-verify may take for one completion before its process is killed; the answer is then wrong."""
-    num_workers: int = setting(2, needs=ASKS_MATH_VERIFY)
+    num_workers: int = setting(2, ge=1, needs=ASKS_MATH_VERIFY)
     """Worker processes that run math-verify."""
 
     reads_rows: ClassVar[str] = "always"

@@ -62,10 +62,6 @@ class NativeEngine:
         cache_bytes None follows the free memory of a GPU whenever sampling begins (`cache.budget`). `kernels` is
         model.kernels, `speculation` engine.speculation, `weights` engine.weights.
         """
-        if cache_bytes is not None and cache_bytes < 1:
-            raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
-        if max_rows < 1:
-            raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
         self._trained, self._is_rounded = policy, weights == "int8"
         self._prepare(policy, kernels)

@@ -20,7 +20,7 @@ class RewardFunctionsConfig(EnvironmentConfig):
     name: str = "reward_functions"
     timeout: float = setting(30.0, gt=0)
     """Seconds one call of a reward function may take before its worker is killed."""
-    num_workers: int = setting(2, needs=IN_WORKERS)
+    num_workers: int = setting(2, ge=1, needs=IN_WORKERS)
     """Worker processes that run reward functions."""
     start_timeout: float = setting(120.0, gt=0, needs=IN_WORKERS)
     """Seconds a worker may take to start and to import the reward functions' modules."""

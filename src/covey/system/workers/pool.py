@@ -62,15 +62,6 @@ class WorkerSettings:
     preload: tuple[str, ...] = ()
     """Modules that functions import when they are called, imported at the start instead: it takes no call's time."""
 
-    def __post_init__(self) -> None:
-        for name in ("num_workers", "max_calls", "max_bytes", "address_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-        for name in ("timeout", "start_timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0 seconds, got {getattr(self, name)}")
-
 
 @dataclass(frozen=True, slots=True)
 class _Job:
