@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from statistics import fmean, variance
@@ -21,6 +22,10 @@ PASSES = (1, 2, 4, 8, 16, 32, 64)
 """The k of pass@k that are compared."""
 OF_ONE_RUN = ("seed", "resume", "trust_run", "output.", "timeouts.", "cold_start.cache_dir", "hydra.")
 """Settings in which runs of one group may differ."""
+JUDGES = re.compile(
+    r"rewards|reward_weights|evaluation\.correct_above|environment\.(?!(num|max|worker|cache|judge_cache)_|\w*timeout|history)\w.*"
+).fullmatch
+"""Matches settings that decide what an answer earns."""
 
 
 def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
@@ -38,6 +43,9 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     labels = [names[first] + (f" and {number_of(len(more), 'more seed')}" if more else "") for first, *more in groups]
     base, *others = ([runs[place] for place in group if runs[place].verdicts] for group in groups)
     gains = [{"name": label, **_against(base, other)} for label, other in zip(labels[1:], others, strict=True)]
+    for gain, (place, *_) in zip(gains, groups[1:], strict=True):
+        if gain["measures"] and (others := [name for name, of in values if JUDGES(name) and of[0] != of[place]]):
+            gain |= {"state": "none", "words": f"not comparable, as other settings judged: {', '.join(others)}"}
     gains = [gain for gain in gains if gain["measures"] or not together]
     return {
         "settings": [(name, of) for name, of in values if len(set(of)) > 1],

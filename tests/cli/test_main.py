@@ -85,6 +85,7 @@ ALL_VERBS = (
     ("words", "line"),
     [
         (["trian"], 'no verb "trian"; did you mean train?; ' + ALL_VERBS),
+        (["compare", "a", "b"], 'no verb "compare"; did you mean report?; ' + ALL_VERBS),
         (["recipe=gsm8k"], 'no verb "recipe=gsm8k"; did you mean covey train recipe=gsm8k?; ' + ALL_VERBS),
         (["version"], 'no verb "version"; did you mean --version?; ' + ALL_VERBS),
         ([""], 'no verb ""; ' + ALL_VERBS),

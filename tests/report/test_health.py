@@ -220,7 +220,14 @@ def test_the_command_says_findings_with_their_reasons_and_ends_with_a_code(
     assert "watch D1 no signal from the first step on: the rewards of 70 % of the groups" in capsys.readouterr().out
     assert main(["doctor", str(well), str(ill)]) == 4
     said = capsys.readouterr().out
-    for words in ("well: healthy\n", "ill: sick: D1 no signal", "\n      why:   ", "\n      try:   ", "wrong: if "):
+    for words in (
+        "well: healthy\n",
+        "ill: sick: D1 no signal",
+        "\n      why:   ",
+        "\n      from:  ",
+        "\n      try:   ",
+        "wrong: if ",
+    ):
         assert words in said
 
 

@@ -87,6 +87,23 @@ def test_runs_that_answer_every_prompt_alike_are_said_to_be_the_same() -> None:
     assert comparison([run(40), run(41, lr=1e-3)], ["one", "other"])["gains"][0]["words"] == "no difference shown"
 
 
+@pytest.mark.parametrize(
+    ("name", "judges"),
+    [
+        ("rewards", True),
+        ("reward_weights", True),
+        ("environment.form", True),
+        ("environment.num_train", False),
+        ("environment.turn_timeout", False),
+        ("optimizer.lr", False),
+    ],
+)
+def test_rewards_of_other_judges_are_not_compared(name: str, judges: bool) -> None:
+    (gain,) = comparison([run(40, **{name: 1}), run(90, **{name: 2})], ["one", "other"])["gains"]
+    assert gain["words"] == (f"not comparable, as other settings judged: {name}" if judges else "better, shown")
+    assert gain["state"] == ("none" if judges else "shown")
+
+
 def test_runs_of_several_seeds_are_one_group_with_the_spread_of_seeds() -> None:
     first = [run(right, seed=seed) for seed, right in enumerate((40, 50, 60))]
     second = [run(right, seed=seed, lr=1e-3) for seed, right in enumerate((50, 62, 70))]

@@ -42,7 +42,8 @@ def _print(console: Console, name: str, health: Health) -> None:
         lines += ["", f"{one.level.word:<5} {one.title}"]
         if one.cause is not None:
             continue
-        lines.append(f"{INDENT}why:   {one.rule.why} ({one.rule.source})")
+        lines.append(f"{INDENT}why:   {one.rule.why}")
+        lines.append(f"{INDENT}from:  {one.rule.source}")
         lines.append(f"{INDENT}try:   {'; '.join(one.advice)}")
         lines.append(f"{INDENT}wrong: if {one.rule.refuted}")
         if one.evidence.prompts:

@@ -27,8 +27,8 @@ NUM_PROMPTS = 64
 
 
 def prompt_tokens_of(config: Config) -> float | None:
-    """Count mean prompt tokens; None if something must be fetched or trained."""
-    if not _is_here(config.model, config.data.path) or config.environment.learned_judge == "trained":
+    """Count mean prompt tokens; None if that takes a fetch or long."""
+    if not _is_here(config.model, config.data.path) or config.environment.slow_to_build:
         return None
     from covey.policy.models.loading import load_tokenizer  # transformers, for which another plan need not wait
 
