@@ -44,8 +44,8 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     base, *others = ([runs[place] for place in group if runs[place].verdicts] for group in groups)
     gains = [{"name": label, **_against(base, other)} for label, other in zip(labels[1:], others, strict=True)]
     for gain, (place, *_) in zip(gains, groups[1:], strict=True):
-        if gain["measures"] and (others := [name for name, of in values if JUDGES(name) and of[0] != of[place]]):
-            gain |= {"state": "none", "words": f"not comparable, as other settings judged: {', '.join(others)}"}
+        if gain["measures"] and (changed := [name for name, of in values if JUDGES(name) and of[0] != of[place]]):
+            gain |= {"state": "none", "words": f"not comparable, as other settings judged: {', '.join(changed)}"}
     gains = [gain for gain in gains if gain["measures"] or not together]
     return {
         "settings": [(name, of) for name, of in values if len(set(of)) > 1],
@@ -190,7 +190,7 @@ def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
         return [f"{found['name']} against {base}"]
     runs = "{} and {} runs".format(*found["seeds"]) if max(found["seeds"]) > 1 else "a run each"
     runs += ": other seeds may differ by more" if min(found["seeds"]) < 2 and found["words"] != SAME else ""
-    first = f"{found['name']} against {base}, {found['num_prompts']} prompts, {runs}"
+    first = f"{found['name']} against {base}, {number_of(found['num_prompts'], 'prompt')}, {runs}"
     return [first, *(_told(name, values, levels=found["levels"][name]) for name, values in found["measures"].items())]
 
 

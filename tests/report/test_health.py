@@ -188,7 +188,9 @@ def test_a_folder_without_any_log_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert 'no flag "--jsn"; flags: --control, --json' in capsys.readouterr().err
 
 
-def test_words_name_runs_and_a_control() -> None:
+def test_words_name_runs_and_a_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
     assert read_words(["a", "--control", "b", "--json"]) == ([Path("a")], {"--control": "b", "--json": ""})
     assert read_words(["a", "--control=b"]) == ([Path("a")], {"--control": "b"})
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -230,6 +231,13 @@ def test_the_journal_says_what_it_holds_and_how_many_seconds_are_lost(tmp_path: 
     assert journal.found.endswith(
         "and 1 of 1 groups whole (an evaluated prompt has two): they are not sampled again; 0.0 s of sampling are lost"
     )
+
+
+def test_a_journal_without_a_finished_answer_does_not_speak_of_answers(tmp_path: Path) -> None:
+    written(tmp_path / "journal", ())
+    journal = opened(tmp_path / "journal")
+    journal.close()
+    assert re.fullmatch(r"the journal holds no finished answer; \d+\.\d s of sampling are lost", journal.found)
 
 
 def test_what_a_checkpoint_holds_is_dropped(tmp_path: Path) -> None:

@@ -177,7 +177,8 @@ def run_branch(words: Sequence[str]) -> None:
         say(f"branches of step {asked.at}: {', '.join(map(relative, folders))}")
         for place, other in enumerate(runs[1:]):
             (gain,) = comparison([runs[0], other], [names[0], names[place + 1]])["gains"]
-            for line in gain["lines"]:
+            first, *measures = gain["lines"]
+            for line in (f"{first}: {gain['words']}", *measures):
                 say(f"  {line}")
             if (found := pair(runs[0], other)) is not None:
                 rewards[place].append(found.difference.value)

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from covey.system.lookup import read_table
-from covey.system.text.format import four_digits, three_digits
+from covey.system.text.format import four_digits, number_of, three_digits
 from covey_doctor.measures import mann_kendall, standard_error, thinned
 from covey_doctor.rules.reward import OWN_PARTS
 from covey_doctor.verdicts import of_each
@@ -146,7 +146,7 @@ def _held_out(run: RunFiles) -> dict[str, Any] | None:
     first, last = bands[0], bands[-1]
     if None not in (first.low, first.high, last.low, last.high):
         curve["reading"] = reading(values, first.high < last.low or last.high < first.low)  # type: ignore[operator]
-    return curve | {"about": f"95 % over {num_prompts} prompts", "points": True}
+    return curve | {"about": f"95 % over {number_of(num_prompts, 'prompt')}", "points": True}
 
 
 def prompts_of(run: RunFiles) -> int:

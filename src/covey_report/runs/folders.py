@@ -46,6 +46,8 @@ def one_run_folder(verb: str, words: Sequence[str]) -> Path:
 
 
 def _runs_of(folder: Path) -> list[Path]:
+    if not folder.exists() and not folder.name.startswith("-"):
+        raise ValueError(f"there is no folder {folder}")
     runs = [] if (folder / CONFIG).is_file() else [path.parent for path in folder.glob(f"*/{CONFIG}")]
     return sorted(runs, key=lambda run: (begun_at(run), run)) or [folder]
 

@@ -26,7 +26,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(reference: Path) ->
     before = fingerprint(reference / "whole")
     status, output = finish(resume(reference, "whole"))
     assert status == 2
-    assert "covey: whole is finished (40 of 40 steps): there is nothing to resume\n" in output
+    assert "covey: whole is finished (40 of 40 steps): there is nothing to resume; " in output
     assert fingerprint(reference / "whole") == before
 
 

@@ -68,13 +68,15 @@ def test_the_last_step_is_shown_from_the_best_unless_others_are_asked_for(
         (["{run}", "--step", "7"], "nothing is kept at step 7; there are steps 1 to 2"),
         (["{run}", "--prompt", "z"], "nothing is kept of prompt z; there are no rollouts"),
         (["{run}", "--wurst"], 'no flag "--wurst"; flags: --step, --prompt, --number, --evaluation, --worst'),
-        (["{run}/nowhere"], "rollouts.jsonl is not there"),
+        (["{run}/nowhere"], "covey: there is no folder"),
+        (["{run}/empty"], "rollouts.jsonl is not there"),
     ],
 )
 def test_words_that_name_nothing_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
 ) -> None:
     written(tmp_path, [row(1, "c", 0.0), row(2, "a", 0.0)])
+    (tmp_path / "empty").mkdir()
     assert main(["rollouts", *(word.format(run=tmp_path) for word in words)]) == 2
     assert line in capsys.readouterr().err
 

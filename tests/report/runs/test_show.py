@@ -208,7 +208,8 @@ def test_runs_side_by_side_are_told_apart_by_what_they_differ_in(run: Path, caps
     ("words", "line"),
     [
         ([], "covey show needs a run folder, such as covey show outputs/DATE/TIME"),
-        (["run", "nowhere"], "nowhere is no run folder (it has no config.yaml)"),
+        (["run", "nowhere"], "there is no folder nowhere"),
+        (["run", "run/config.yaml"], "run/config.yaml is no run folder (it has no config.yaml)"),
         (["run", "--best", "3"], 'no flag "--best"; flags: --answers'),
         (["run", "--answers"], "--answers needs a number"),
         (["run", "--answers", "many"], "--answers must be a whole number >= 0, got many"),

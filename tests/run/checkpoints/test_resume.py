@@ -168,7 +168,10 @@ def test_a_changed_setting_stays_changed_when_the_run_is_resumed_again(capsys: p
     capsys.readouterr()
 
     assert main(["train", f"resume={folder}"]) == 2
-    assert "is finished (2 of 2 steps): there is nothing to resume" in capsys.readouterr().err
+    finished = (
+        "is finished (2 of 2 steps): there is nothing to resume; num_steps=N resume_changes=[num_steps] trains on"
+    )
+    assert finished in capsys.readouterr().err
     assert main(["train", f"resume={folder}", "num_steps=3", "resume_changes=[num_steps]"]) == 0
     assert [row["learning_rate"] for row in rows(folder / "metrics.jsonl", "train")][1:] == [0.25, 0.25]
     assert [row["after_step"] for row in rows(folder / "changes.jsonl")] == [1, 2]

@@ -319,10 +319,9 @@ def _describe(known: Mapping[str, Sequence[JournalLine]], identity: str, until: 
     is_open = any("begin" in kinds and "end" not in kinds for kinds in groups)
     lost = max(0.0, until - max(line.seconds for line in lines)) if is_open else 0.0
     whole, begun = (sum(kind in kinds for kinds in groups) for kind in ("end", "begin"))
-    return (
-        f"the journal holds {answers} answers, and {whole} of {begun} groups whole (an evaluated prompt has two): they "
-        f"are not sampled again; {lost:.1f} s of sampling are lost"
-    )
+    held = f"{answers} answers, and {whole} of {begun} groups whole (an evaluated prompt has two)"
+    kept = f"{held}: they are not sampled again" if answers else "no finished answer"
+    return f"the journal holds {kept}; {lost:.1f} s of sampling are lost"
 
 
 def _refuse(name: str) -> None:

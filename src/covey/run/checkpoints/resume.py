@@ -210,7 +210,10 @@ def check_unfinished(config: Config, folder: Path, checkpoint: Path) -> None:
     """Refuse to resume a finished run. ValueError."""
     step, evaluated = _progress(checkpoint)
     if step > config.num_steps or (step == config.num_steps and evaluated):
-        raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+        raise ValueError(
+            f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume; "
+            "num_steps=N resume_changes=[num_steps] trains on"
+        )
 
 
 def check_before_ranks(config: Config, old: Path | None) -> None:

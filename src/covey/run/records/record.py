@@ -12,17 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from covey.algorithm.metrics import MEASURED, group_metrics, value
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.policy import sharding
-from covey.policy.models.made import code_hashes
 from covey.rollouts.saved.journal import RolloutJournal
-from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
@@ -30,6 +26,7 @@ from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY, VERDICTS
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks, make_callbacks
+from covey.run.records.facts import environment_facts, manifest_facts
 from covey.run.records.notebook import progress_of
 from covey.run.records.rollout_log import (
     answers_per_evaluation,
@@ -43,12 +40,11 @@ from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
     Row,
     StepResult,
+    count_drops,
     count_tokens,
-    environment_facts,
     environment_metrics,
-    fill_metrics,
     means,
-    rollout_metrics,
+    step_row,
     why_no_signal,
 )
 from covey.run.records.summary import (
@@ -77,11 +73,6 @@ from covey.system.waits.timer import PhaseTimer
 LOGGER = logging.getLogger(__name__)
 TRACES = "covey_report.traces.log:TraceLog"
 """Writes the report's rows on groups and tokens; the core imports nothing of that package."""
-OF_REWARDS = (
-    *("reward_mean", "reward_std", "mean_group_std", "zero_std_fraction", "all_correct_fraction", "all_wrong_fraction"),
-    "advantage_agreement",
-)
-"""Metrics of a step that rewards alone give."""
 PROOF = "covey_report.verify.proof:ProofLog"
 """Writes digests of each step, for `covey verify`."""
 
@@ -217,31 +208,20 @@ class RunRecorder:
     def log_step(self, step: int, stepped: StepResult) -> None:
         """Log a finished step."""
         self._get_under_way()
-        groups, dropped, credit, metrics = stepped
-        drops, left_out = self._drops(dropped), [one.group for one in dropped]
-        (num_tokens,) = collectives.all_sum_ints(count_tokens([*groups, *left_out]))
+        drops, sampled = count_drops(self.run, stepped.dropped), [*stepped.groups, *(d.group for d in stepped.dropped)]
+        (num_tokens,) = collectives.all_sum_ints(count_tokens(sampled))
         seconds = time.monotonic() - self._step_started
         self._step_seconds += seconds
         num_dropped = sum(n for reason, n in drops.items() if reason != "unscored_rollouts")
-        self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]), dropped=num_dropped)
-        row: Row = {
-            **rollout_metrics(groups, left_out, credit, step),
-            **{name: value(average) for name, average in group_metrics(credit.scores).items()},
-            **dict.fromkeys(MEASURED),
-            **metrics,
-            **{f"advantage/{name}": number for name, number in credit.metrics.items()},
+        self._totals.update(steps=1, tokens=num_tokens, skipped=int(stepped.metrics["skipped"]), dropped=num_dropped)
+        counted: Row = {
             **{f"dropped/{name}": float(n) for name, n in drops.items()},
             **self.run.source.take_metrics(),
             **(self._environment_metrics() if self._kept_metrics is None else self._kept_metrics),
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
-        if row["truncated_fraction"] == 1 and not (self.run.policy.stop_ids or self._config.sampling.stop):
-            row["truncated_fraction"] = None  # nothing could end a completion
-        if row["sampled_reward_mean"] is None:  # a teacher alone, or nothing scored
-            row |= dict.fromkeys(OF_REWARDS)
-        if self.run.policy.mask_id is not None:
-            row |= fill_metrics(groups, credit, row)
+        row = step_row(self.run, step, stepped, counted)
         self._kept_metrics = None
         self._samplers.add(row)
         self.callbacks.step(step + 1, row)
@@ -251,8 +231,8 @@ class RunRecorder:
         self.behind.do("the logs to be written", write)
         if self._config.output.show_rollouts:
             self.behind.settle()
-        if metrics["num_rollouts_trained"] == 0:
-            self.say(f"step {step + 1}: no signal, {why_no_signal(row, credit)}; no update")
+        if row["num_rollouts_trained"] == 0:
+            self.say(f"step {step + 1}: no signal, {why_no_signal(row, stepped.credit)}; no update")
         self._step_started = time.monotonic()
 
     def _write_step(self, step: int, stepped: StepResult, row: Row, schedule: Mapping[str, Any]) -> None:
@@ -280,14 +260,6 @@ class RunRecorder:
         self._tracker.answers(step, [one.row(step) for one in spread_over(found, output.rollouts_per_step)])
         for one in best_to_worst(found, output.show_rollouts):
             self._progress.message(as_text(one.row(step)))
-
-    def _drops(self, dropped: Sequence[Dropped]) -> Counter[str]:
-        own = Counter(self.run.source.take_drops())
-        own[STALE] += sum(one.reason == STALE for one in dropped)
-        drops: Counter[str] = Counter()
-        for of_rank in collectives.all_gather(dict(own)):
-            drops.update(of_rank)
-        return drops
 
     def keep_environment_metrics(self) -> None:
         """Take the environment's metrics of a step before its end."""
@@ -368,7 +340,7 @@ class RunRecorder:
             self.settle()
         with self.watchdog.deadline(name, "timeouts.saving"):
             weights = sharding.full_state_dict(policy.model) if policy.sharded else None
-            write = partial(self._save, state, self._facts(state), weights, needed)
+            write = partial(self._save, state, manifest_facts(self.run, self._prompts, state), weights, needed)
             note = partial(self._note_saved, state["step"])
             if needed:
                 note(collectives.run_on_rank0(write))
@@ -384,19 +356,6 @@ class RunRecorder:
                 self.journal.forget_before(step)
             self.callbacks.save(step, self.checkpoints)
         self.saved_at = time.monotonic()
-
-    def _facts(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a manifest's facts of the run."""
-        facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
-        facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
-        facts |= {"code": code} if (code := code_hashes(self.run.policy.causal_lm)) else {}
-        facts |= {"reference": self.run.reference_identity} if self.run.reference_identity else {}
-        facts |= {"num_threads": torch.get_num_threads()} if self.run.policy.device.type == "cpu" else {}
-        # From the saved state: a stop may have come before that of the newest evaluation was taken
-        if state["record"]["evaluated_at"] == state["step"]:
-            score = evaluation_from(state["record"]["evaluations"][-1]).score
-            facts["score"] = -1e30 if math.isnan(score) else score  # JSON has no NaN, and any score is better
-        return facts
 
     def _save(
         self, state: Mapping[str, Any], facts: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool

@@ -1,19 +1,19 @@
 """Metrics of a step's rollouts, over all ranks."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import correlation
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 import torch
 
 from covey.algorithm.credit.groups import Credit
-from covey.environments.base import facts_of
-from covey.rollouts.source import Dropped
+from covey.algorithm.metrics import MEASURED, group_metrics, value
+from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.system import collectives
-from covey.system.text.masking import mask
 from covey.types import UNREWARDED, Group, Rollout, StopReason
 
 T = TypeVar("T")
@@ -47,6 +47,39 @@ MOST_TURNS = 8
 """Maximum turns of an episode that are logged one by one."""
 TOP_SHARE = 0.01
 """Share of a step's rollouts whose part in all advantages is logged."""
+OF_REWARDS = (
+    *("reward_mean", "reward_std", "mean_group_std", "zero_std_fraction", "all_correct_fraction", "all_wrong_fraction"),
+    "advantage_agreement",
+)
+"""Metrics of a step that rewards alone give."""
+
+
+def step_row(run: Run, step: int, stepped: StepResult, counted: Row) -> Row:
+    """Return the metrics of a step with those `counted` besides. Collective."""
+    groups, dropped, credit, metrics = stepped
+    row: Row = {
+        **rollout_metrics(groups, [one.group for one in dropped], credit, step),
+        **{name: value(average) for name, average in group_metrics(credit.scores).items()},
+        **dict.fromkeys(MEASURED),
+        **metrics,
+        **{f"advantage/{name}": number for name, number in credit.metrics.items()},
+        **counted,
+    }
+    if row["truncated_fraction"] == 1 and not (run.policy.stop_ids or run.config.sampling.stop):
+        row["truncated_fraction"] = None  # nothing could end a completion
+    if row["sampled_reward_mean"] is None:  # a teacher alone, or nothing scored
+        row |= dict.fromkeys(OF_REWARDS)
+    return row if run.policy.mask_id is None else row | fill_metrics(groups, credit, row)
+
+
+def count_drops(run: Run, dropped: Sequence[Dropped]) -> Counter[str]:
+    """Count what all ranks left out of a step, by reason. Collective."""
+    own = Counter(run.source.take_drops())
+    own[STALE] += sum(one.reason == STALE for one in dropped)
+    drops: Counter[str] = Counter()
+    for of_rank in collectives.all_gather(dict(own)):
+        drops.update(of_rank)
+    return drops
 
 
 def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: Credit, version: int) -> Row:
@@ -221,8 +254,8 @@ def means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _columns(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     for row in rows:
-        for name, value in row.items():
-            values.setdefault(name, []).append(value)
+        for name, number in row.items():
+            values.setdefault(name, []).append(number)
     return values
 
 
@@ -258,11 +291,6 @@ DOCUMENT_NAMES = {
 def environment_metrics(run: Run) -> list[Mapping[str, float]]:
     """Return the metrics of each rank's or sampler's environment."""
     return [metrics for of_rank in collectives.all_gather(run.source.environment_metrics()) for metrics in of_rank]
-
-
-def environment_facts(run: Run) -> Mapping[str, Any]:
-    """Return the environment's facts, such as the isolation of programs."""
-    return mask(facts_of(run.environment))
 
 
 def why_no_signal(row: Row, credit: Credit) -> str:
