@@ -399,17 +399,10 @@ def test_an_objective_says_what_it_needs(settings: dict[str, Any], needs: set[st
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "ppo"}, "loss must be one of .*, got ppo"),
         ({"loss_options": {"epsilon": 0.2}}, "loss_options must be among eps_low.* for clip, got epsilon"),
         ({"loss": "dro"}, "loss_options must set beta for dro"),
         ({"loss": "clip_cov", "loss_options": {"cov": 1}}, "for clip_cov, got cov"),
-        ({"ratio": "word"}, "ratio must be one of token, .*, got word"),
         ({"loss": "gmpo", "ratio": "sequence"}, "ratio=sequence needs loss=clip or cispo or sapo, got loss=gmpo"),
-        ({"ratio_denominator": "new"}, "ratio_denominator must be one of old, behaviour, reference, got new"),
-        ({"aggregation": "mean"}, "aggregation must be one of .*, got mean"),
-        ({"kl_aggregation": "mean"}, "kl_aggregation must be one of .*, got mean"),
-        ({"kl_estimator": "k4"}, "kl_estimator must be one of .*, got k4"),
-        ({"kl_gradient": "k2"}, "kl_gradient must be one of .*, got k2"),
         ({"kl_estimator": "full", "kl_gradient": "is_weighted"}, "kl_gradient=is_weighted needs a sampled"),
         ({"kl_in": "reward", "kl_aggregation": "seq_mean"}, "kl_aggregation=seq_mean needs kl_in=loss"),
         (
@@ -417,9 +410,6 @@ def test_an_objective_says_what_it_needs(settings: dict[str, Any], needs: set[st
             "correction=truncate needs ratio_denominator=old, got behaviour",
         ),
         ({"rejection": "token_k9", "rejection_thresholds": "1"}, "got token_k9"),
-        ({"log_ratio_clamp": 0.0}, "log_ratio_clamp must be > 0, got 0.0"),
-        ({"kl_clamp": -1.0}, "kl_clamp must be > 0, got -1.0"),
-        ({"aggregation": "token_sum_norm", "norm_length": 0}, "norm_length must be > 0, got 0"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_at_once(settings: dict[str, Any], message: str) -> None:

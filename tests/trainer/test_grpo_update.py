@@ -102,6 +102,15 @@ def test_an_algorithm_is_refused_where_something_of_it_would_be_left_out(setting
         GRPO(AlgorithmConfig(**settings))
 
 
+def test_an_algorithm_is_refused_outside_of_its_bounds() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.ratio must be one of token, .*, got word"):
+        GRPO(AlgorithmConfig(ratio="word"))
+    with pytest.raises(ValueError, match=r"algorithm\.log_ratio_clamp must be > 0, got 0"):
+        GRPO(AlgorithmConfig(log_ratio_clamp=0.0))
+    with pytest.raises(ValueError, match=r"algorithm\.kl_estimator must be one of .*, got k4"):
+        GRPO(AlgorithmConfig(kl_estimator="k4"))
+
+
 def doubled(given: Scores) -> Tensor:
     return 2 * given.rewards_N
 

@@ -1,23 +1,22 @@
 """Build the functions that a preset names, checking names and options."""
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from covey.algorithm.aggregation import AGGREGATIONS, Reduction
+from covey.algorithm.aggregation import Reduction
 from covey.algorithm.corrections import WeightOptions, parse_rejection
 from covey.algorithm.credit.advantages import ADVANTAGES, role_baselines
 from covey.algorithm.credit.assign import CreditFunctions
 from covey.algorithm.credit.selection import SELECTION
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.credit.turns import anchored_fraction, chosen_turn_credit
-from covey.algorithm.kl import ESTIMATORS, GRADIENTS, SAMPLER_ESTIMATORS, KLOptions
-from covey.algorithm.loss_inputs import LEVELS, RatioOptions
+from covey.algorithm.kl import SAMPLER_ESTIMATORS, KLOptions
+from covey.algorithm.loss_inputs import RatioOptions
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES, Loss
-from covey.algorithm.objective import DENOMINATORS, KLTerms, Objective
+from covey.algorithm.objective import KLTerms, Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.algorithm.teacher.terms import BASES, FORMS, SUPPORTS, TAILS, TERMS, TeacherTerm, choose_lessons
 from covey.system import custom
@@ -56,14 +55,11 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
     `norm_length` is the constant length of the *_norm aggregations where the preset sets none. ValueError names the
     setting.
     """
-    _positive("norm_length", algorithm.norm_length)
     length = norm_length if algorithm.norm_length is None else algorithm.norm_length
     has_bonus = algorithm.entropy_coef != 0 or algorithm.target_entropy is not None
-    one_of("ratio", algorithm.ratio, LEVELS)
-    one_of("ratio_denominator", algorithm.ratio_denominator, DENOMINATORS)
     return Objective(
         loss=_bound_loss(algorithm),
-        ratio=RatioOptions(algorithm.ratio, _positive("log_ratio_clamp", algorithm.log_ratio_clamp)),
+        ratio=RatioOptions(algorithm.ratio, algorithm.log_ratio_clamp),
         denominator=algorithm.ratio_denominator,
         reduction=_reduction(custom.AGGREGATION, algorithm.aggregation, length, algorithm),
         high_entropy_fraction=algorithm.high_entropy_fraction,
@@ -120,7 +116,6 @@ def _teacher_term(algorithm: AlgorithmConfig) -> TeacherTerm | None:
 
 def _bound_loss(algorithm: AlgorithmConfig) -> Loss:
     name = algorithm.loss
-    one_of_or_custom("loss", name, LOSS_FUNCTIONS)
     # A custom loss may read a ratio of any level; what else is known of it is what its signature says.
     chosen = LOSSES.get(name) or Loss(resolve(name, {}), any_ratio_level=True, proportional=False)
     if algorithm.ratio != "token" and not chosen.any_ratio_level:
@@ -165,9 +160,6 @@ def _correction_weights(algorithm: AlgorithmConfig) -> WeightOptions | None:
 
 def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
     full = algorithm.kl_estimator == "full"
-    one_of("kl_gradient", algorithm.kl_gradient, (*GRADIENTS, "is_weighted"))
-    if not full:
-        one_of_or_custom("kl_estimator", algorithm.kl_estimator, ESTIMATORS)
     if full and algorithm.kl_gradient == "is_weighted":
         raise ValueError("kl_gradient=is_weighted needs a sampled kl_estimator such as k3, got kl_estimator=full")
     if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None and algorithm.sampler_kl_coef == 0:
@@ -181,7 +173,7 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
         options=KLOptions(
             estimator="k3" if full else algorithm.kl_estimator,
             gradient=algorithm.kl_gradient,
-            clamp_log_ratio=_positive("kl_clamp", algorithm.kl_clamp),
+            clamp_log_ratio=algorithm.kl_clamp,
             custom=_own(custom.KL_ESTIMATOR, algorithm.kl_estimator),
         ),
         sampler_coef=algorithm.sampler_kl_coef,
@@ -191,26 +183,11 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
 
 
 def _reduction(role: custom.FunctionRole, mode: str, norm_length: int, algorithm: AlgorithmConfig) -> Reduction:
-    one_of_or_custom(role.setting.removeprefix("algorithm."), mode, AGGREGATIONS)
     return Reduction(mode, norm_length, algorithm.count_empty, _own(role, mode))
 
 
 def _own(role: custom.FunctionRole, name: str) -> Callable[..., Any] | None:
     return custom.lookup(role, name, {}) if ":" in name else None
-
-
-def one_of_or_custom(setting: str, name: str, table: Mapping[str, Callable[..., Any]]) -> str:
-    """Return `name` if in `table` or a custom function, else ValueError."""
-    if ":" not in name:
-        return one_of(setting, name, (*table, "module:function"))
-    resolve(name, table)
-    return name
-
-
-def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be > 0, got {value}")
-    return value
 
 
 TEACHER_CHOICES: Mapping[str, Collection[str]] = {"base": BASES, "form": FORMS, "support": SUPPORTS, "tail": TAILS}

@@ -170,6 +170,7 @@ class AlgorithmConfig(TeacherSettings):
     """Denominator of the importance ratio: old, behaviour (the sampler's log-probs) or reference."""
     log_ratio_clamp: float | None = setting(
         20.0,
+        gt=0,
         needs=Requires(
             "a loss with an importance ratio, or a correction",
             ("algorithm.loss", "algorithm.correction"),

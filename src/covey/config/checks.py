@@ -5,7 +5,7 @@ Checks are declared with each field (`covey.system.setting`); null is within eve
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 from typing import Any
@@ -14,8 +14,8 @@ import yaml
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from covey.config.schema import Config, unknown_setting
-from covey.system.lookup import YAML_LOADER, near
-from covey.system.section import Section
+from covey.system.lookup import YAML_LOADER
+from covey.system.section import Section, check_choice, check_range
 from covey.system.setting import Bounds, Requires, bounds_of
 from covey.system.text.format import one_line
 
@@ -80,27 +80,13 @@ def format_value(value: Any) -> str:
 
 def check_ranges(config: Config) -> None:
     for found in walk(config):
-        for sign, limit, holds in RANGES:
-            bound = getattr(found.bounds, limit)
-            if bound is not None and found.value is not None and not holds(found.value, bound):
-                raise ValueError(f"{found.name} must be {sign} {bound}, got {found.value}")
+        check_range(found.name, found.value, found.bounds)
 
 
 def check_choices(config: Config) -> None:
     for found in walk(config):
-        if found.value == found.default or not (found.bounds.choices or found.bounds.table):
-            continue
-        for value in found.value if isinstance(found.value, list | dict) else [found.value]:
-            _check_choice(found.name, value, found.bounds)
-
-
-def _check_choice(name: str, value: str | None, bounds: Bounds) -> None:
-    names = bounds.names()
-    if value is None or value in names or (bounds.table and ":" in value):
-        return
-    known, hint = ", ".join(names), near(value, names)
-    own = " or module:function" if bounds.table else ""
-    raise ValueError(f"{name} must be one of {known}{own}, got {value or 'nothing'}{hint}")
+        if found.value != found.default:
+            check_choice(found.name, found.value, found.bounds)
 
 
 def check_packages(config: Config) -> None:
@@ -199,15 +185,6 @@ def numbers(value: Any, name: str) -> Iterator[tuple[str, int | float]]:
             yield from numbers(item, name)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, value
-
-
-RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
-    (">=", "ge", lambda value, bound: value >= bound),
-    (">", "gt", lambda value, bound: value > bound),
-    ("<=", "le", lambda value, bound: value <= bound),
-    ("<", "lt", lambda value, bound: value < bound),
-)
-"""Sign, name of the bound, and the check."""
 
 
 def explain_error(error: OmegaConfBaseException) -> str:

@@ -8,6 +8,9 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from covey.system.lookup import near
+from covey.system.setting import Bounds
+
 
 class Section:
     """Settings that refuse unknown names and wrong types in one line.
@@ -41,6 +44,23 @@ def check_section(section: Section) -> None:
         for inner in value.values() if isinstance(value, dict) else [value]:
             if isinstance(inner, Section):
                 check_section(inner)
+
+
+def check_range(name: str, value: Any, bounds: Bounds) -> None:
+    """Refuse a number out of range; null is within every one. ValueError."""
+    for sign, limit, holds in RANGES:
+        bound = getattr(bounds, limit)
+        if bound is not None and value is not None and not holds(value, bound):
+            raise ValueError(f"{name} must be {sign} {bound}, got {value}")
+
+
+def check_choice(name: str, value: Any, bounds: Bounds) -> None:
+    """Refuse a value, or an item, that is no choice. ValueError."""
+    names = bounds.names()
+    for one in value if isinstance(value, list | dict) else [value]:
+        if one is not None and names and one not in names and not (bounds.table and ":" in one):
+            own = " or module:function" if bounds.table else ""
+            raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {one or 'nothing'}{near(one, names)}")
 
 
 def _converted_field(section: type, name: str, value: Any) -> Any:
@@ -139,3 +159,10 @@ NAMES: dict[Any, str] = {
     dict: "a mapping",
 }
 """Names of types in messages."""
+RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    (">=", "ge", lambda value, bound: value >= bound),
+    (">", "gt", lambda value, bound: value > bound),
+    ("<=", "le", lambda value, bound: value <= bound),
+    ("<", "lt", lambda value, bound: value < bound),
+)
+"""Sign, name of the bound, and the check."""

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any, get_origin, get_type_hints
 
-from covey.config.checks import RANGES
 from covey.config.schema import Config
-from covey.system.section import convert
+from covey.system.section import RANGES, convert
 from covey.system.setting import Bounds
 
 OPTION_NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
