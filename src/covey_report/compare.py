@@ -37,6 +37,8 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     values = [(name, [_shown(run.settings.get(name)) for run in runs]) for name in settings]
     groups = groups_of(runs)
     together = _together([run.verdicts[-1] for run in runs if run.verdicts]) if len(groups) == 1 else None
+    if together and all(len(set(of)) == 1 for name, of in values if name in ("seed", "model.name")):
+        together = "runs of the same settings and seed"
     if any(run.settings.get("served") for run in runs):
         together = "models of a service, each its client's own: not compared"
     groups = [[place] for place in range(len(runs))] if together else groups
@@ -200,7 +202,7 @@ def _told(name: str, values: Sequence[float | None], sign: str = "+", levels: Se
     is_share = name != "reward_mean"
     factor, form = (100, ".1f") if is_share else (1, ".3f")
     said = f"{name if is_share else 'mean reward'} {factor * (value or 0):{sign}{form}}"
-    reached = " -> ".join(f"{factor * level:{form}}" for level in levels if level is not None)
+    reached = " → ".join(f"{factor * level:{form}}" for level in levels if level is not None)
     said += " points" if is_share and reached else ""
     said += f" {spell({'low': low, 'high': high}, factor, form)}" if is_number(low) and is_number(high) else ""
     return said + (f", {reached}{' %' * is_share}" if reached else "")

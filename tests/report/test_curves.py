@@ -102,6 +102,12 @@ def test_a_reward_interval_over_prompts_needs_all_of_them(
     assert (curve["y"][0], curve["low"][0], curve["high"][0]) == pytest.approx((0.1, *band), abs=1e-3)
 
 
+def test_two_steps_are_no_mean_of_steps() -> None:
+    whole = run_of(entropy=lambda step: step / 9, zero_std_fraction=lambda _: 0.5, num_groups=lambda _: 4.0)
+    found = {curve["name"]: curve["about"] for curve in curves_of(replace(whole, steps=whole.steps[:2]))}
+    assert (found["entropy"], found["zero_std_fraction"]) == ("each step", "each step and its 95 %, Wilson")
+
+
 def test_an_accuracy_has_the_interval_of_the_prompts_that_were_looked_at_last() -> None:
     run = replace(run_of(), summary={"before": {"num_prompts": 4}, "after": {"num_prompts": 8}})
     (curve,) = (one for one in curves_of(run) if one["name"] == "accuracy")

@@ -68,8 +68,8 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
     assert gain["measures"]["pass@2"][0] == pytest.approx(0.2 * 5 / 6, rel=1e-3)
     assert gain["lines"][0] == "other against one, 100 prompts, a run each: other seeds may differ by more"
     assert gain["lines"][1].startswith("accuracy +20.0 points [11.")
-    assert gain["lines"][1].endswith("], 40.0 -> 60.0 %")
-    assert gain["lines"][-1].endswith("], 0.400 -> 0.600")
+    assert gain["lines"][1].endswith("], 40.0 → 60.0 %")
+    assert gain["lines"][-1].endswith("], 0.400 → 0.600")
 
 
 def test_runs_that_answer_every_prompt_alike_are_said_to_be_the_same() -> None:
@@ -81,7 +81,7 @@ def test_runs_that_answer_every_prompt_alike_are_said_to_be_the_same() -> None:
     (same,) = comparison([one, other], ["one", "other"])["gains"]
     assert same["words"] == "the same answers"
     assert same["measures"]["accuracy"] == [0.0, None, None]
-    assert same["lines"][:2] == ["other against one, 100 prompts, a run each", "accuracy +0.0 points, 40.0 -> 40.0 %"]
+    assert same["lines"][:2] == ["other against one, 100 prompts, a run each", "accuracy +0.0 points, 40.0 → 40.0 %"]
     other.answers[-1]["completion"] = "another"
     assert comparison([one, other], ["one", "other"])["gains"][0]["words"] == words
     assert comparison([run(40), run(41, lr=1e-3)], ["one", "other"])["gains"][0]["words"] == "no difference shown"
@@ -132,6 +132,7 @@ def test_runs_of_one_group_are_taken_together_and_each_is_compared_with_the_firs
     assert low < 50 - 430.3 * 0.0577
     assert high > 50 + 430.3 * 0.0577
     assert comparison([run(40, seed=0), run(50, seed=0, lr=1e-3)], ["a", "b"])["together"] is None
+    assert comparison([run(40, seed=0)] * 2, ["a", "b"])["together"] == "runs of the same settings and seed"
 
 
 def saved_policy(root: Path, seed: int, step: int) -> str:

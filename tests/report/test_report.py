@@ -274,6 +274,7 @@ def test_a_long_run_has_histograms_of_80_steps_with_first_and_last() -> None:
 
 def test_folders_are_named_by_what_tells_them_apart() -> None:
     assert names_of([Path("/a/one"), Path("/b/one"), Path("/b/two")]) == ["a/one", "b/one", "b/two"]
+    assert names_of([Path("/sweep/0"), Path("/sweep/1")]) == ["sweep/0", "sweep/1"]
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -287,7 +288,7 @@ def test_a_report_of_two_runs_compares_them(finished: Path, tmp_path: Path, caps
     assert capsys.readouterr().out == f"report: {out}\n"
     found = data_of(out)
     assert [run["name"] for run in found["runs"]] == ["run", "other"]
-    assert found["compare"]["together"].startswith("one group of runs, alike but for the seed; together accuracy")
+    assert found["compare"]["together"] == "runs of the same settings and seed"
     assert [gain["name"] for gain in found["compare"]["gains"]] == ["other"]
     config = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(config + "own: 1\n")

@@ -168,7 +168,7 @@ def _metric(rows: Sequence[Row], plot: Plot) -> dict[str, Any] | None:
     # Shares of what is counted have Wilson's interval, and no band leaves what a number can be
     counts = [number(row.get(plot.trials)) for row in rows if plot.metric in row] if plot.trials else []
     if counts and None not in counts:
-        about = f"mean of {window(len(values))} steps and its 95 %, Wilson"
+        about = f"{_of_steps(window(len(values)))} and its 95 %, Wilson"
         bands = moving_shares(values, [count or 0.0 for count in counts], window(len(values)))
     is_log = plot.is_log and min(known) > 0
     low, high = _range_of(values) if _may_be_share(plot.metric) else (plot.least, None)
@@ -189,7 +189,12 @@ def _range_of(values: Sequence[float | None]) -> tuple[float | None, float | Non
 
 def _moving(values: Sequence[float | None]) -> tuple[str, list[Band]]:
     width = window(len(values))
-    return f"mean of {width} steps, and their standard deviation", moving_bands(values, width)
+    deviation = ", and their standard deviation" if width > 1 else ""
+    return f"{_of_steps(width)}{deviation}", moving_bands(values, width)
+
+
+def _of_steps(width: int) -> str:
+    return f"mean of {width} steps" if width > 1 else "each step"
 
 
 def _curve(

@@ -65,7 +65,7 @@ def pause(seconds: float, spent: float) -> float:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Name folders by the last parts that tell them apart.
+    """Name folders by the last parts that tell them apart, numbers of a sweep by two.
 
     >>> names_of([Path("a/one"), Path("b/one")])
     ['a/one', 'b/one']
@@ -73,7 +73,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     paths = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, paths)) + 1):
         found = ["/".join(parts[-length:]) for parts in paths]
-        if len(set(found)) == len(found):
+        if len(set(found)) == len(found) and not any(name.isdecimal() for name in found):
             return found
     return [f"{'/'.join(parts[-2:])} ({number})" for number, parts in enumerate(paths, start=1)]
 

@@ -170,7 +170,7 @@ def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixtur
         "  accuracy, %    20.0 ->   50.0  gain +30.0 [10.0, 40.0]",
         "  mean reward   0.300 ->  0.600  gain +0.300 [0.200, 0.400]",
         "other: no summary",
-        "one group of runs, alike but for the seed",
+        "runs of the same settings and seed",
         "settings that differ:",
         "  none",
     ]

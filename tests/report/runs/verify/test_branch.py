@@ -58,7 +58,7 @@ def test_a_child_without_changes_is_its_parent_to_the_bit(made: Path, tmp_path: 
     )
     assert "mean reward of step 6 +0.000" in said
     assert "stopped after step 6: the last of the branch" in said
-    assert re.search(r"mean reward [+-]0\.\d{3}.*, 0\.\d{3} -> 0\.\d{3}\n", said)
+    assert re.search(r"mean reward [+-]0\.\d{3}.*, 0\.\d{3} → 0\.\d{3}\n", said)
     assert "2 pairs of groups" in said
     assert json.loads((other / "changes.jsonl").read_text())["changes"]["optimizer.lr"]["to"] == 0.1
 
