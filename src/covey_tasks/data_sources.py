@@ -5,13 +5,13 @@ the environment compares with, and no question.
 """
 
 import functools
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Environment
+from covey.environments.data.columns import from_text
 from covey.system.lookup import check_options, near
 from covey.types import Prompt
 from covey_sandbox import Sandbox
@@ -134,13 +134,11 @@ def ifeval(*, scheme: str = "strict_share") -> Judge:
 
 
 def _mapping(truth: Any, *names: str) -> Mapping[str, Any]:
-    """Return a mapping, parsed where a data set holds it as JSON."""
-    try:
-        found = json.loads(truth) if isinstance(truth, str) else truth
-    except (ValueError, RecursionError):
-        found = None
+    """Return a mapping, also one as text or alone in a list."""
+    found = from_text(truth)
+    found = found[0] if isinstance(found, list) and len(found) == 1 else found
     if not isinstance(found, Mapping):
-        raise ValueError(f"the ground truth must be a mapping, or one as JSON, got {truth!r:.80}")
+        raise ValueError(f"the ground truth must be a mapping, or one as text, got {truth!r:.80}")
     for name in names:
         if name not in found:
             raise ValueError(f"the ground truth has no {name!r} (has: {', '.join(map(str, found))})")

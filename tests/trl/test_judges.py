@@ -178,9 +178,9 @@ def test_every_environment_judges_for_verl(
 
 
 def test_a_ground_truth_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^the ground truth must be a mapping, or one as JSON, got '\[1\]'$"):
+    with pytest.raises(ValueError, match=r"^the ground truth must be a mapping, or one as text, got '\[1\]'$"):
         compute_score("countdown", "1", "[1]")
-    with pytest.raises(ValueError, match=r"^the ground truth must be a mapping, or one as JSON, got '3, 4 -> 7'$"):
+    with pytest.raises(ValueError, match=r"^the ground truth must be a mapping, or one as text, got '3, 4 -> 7'$"):
         compute_score("countdown", "<answer>3+4</answer>", "3, 4 -> 7")
 
 

@@ -1,7 +1,7 @@
 """Mix environments: prompts round-robin, each judged by its own."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from covey.environments.base import (
     metrics_of,
     naming,
 )
-from covey.environments.episode import Episode, maybe_await
+from covey.environments.episode import maybe_await
 from covey.system.waits.watchdog import Watchdog
-from covey.types import Failure, Message, Prompt, Reward
+from covey.types import Failure, Prompt, Reward
 
 LOGGER = logging.getLogger(__name__)
 
@@ -32,6 +32,17 @@ def _of_part(name: str) -> Callable[..., Any]:
         part, own = self.part_of(prompt)
         with naming(part, name):
             return getattr(part, name)(own, *given)
+
+    return call
+
+
+def _async_of_part(name: str, adds_term: bool = False) -> Callable[..., Any]:
+    """Return such a method for one that may be async."""
+
+    async def call(self: "Mixture", prompt: Prompt, *given: Any) -> Any:
+        part, own = self.part_of(prompt)
+        said = await maybe_await(getattr(part, name)(own, *given))
+        return [_add_term(prompt.environment, verdict) for verdict in said] if adds_term else said
 
     return call
 
@@ -70,27 +81,10 @@ class Mixture(Environment):
         """Return the parts' prompts in order; training draws round-robin."""
         return list(self._prompts[split])
 
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        part, own = self.part_of(prompt)
-        return [_add_term(prompt.environment, verdict) for verdict in await maybe_await(part.score(own, completions))]
-
-    async def score_tokens(
-        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
-    ) -> list[Reward | Failure]:
-        part, own = self.part_of(prompt)
-        verdicts = await maybe_await(part.score_tokens(own, completions, completion_ids))
-        return [_add_term(prompt.environment, verdict) for verdict in verdicts]
-
-    async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        part, own = self.part_of(prompt)
-        return await maybe_await(part.reply(own, messages))
-
-    async def score_group(
-        self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
-    ) -> list[Reward | Failure]:
-        part, own = self.part_of(prompt)
-        return await maybe_await(part.score_group(own, episodes, conversations))
-
+    score = _async_of_part("score", adds_term=True)
+    score_tokens = _async_of_part("score_tokens", adds_term=True)
+    reply = _async_of_part("reply")
+    score_group = _async_of_part("score_group")
     dry_run = _of_part("dry_run")
     episode = _of_part("episode")
     judges_groups = _of_part("judges_groups")

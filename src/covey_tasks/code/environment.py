@@ -55,8 +55,6 @@ class Code(Environment):
             raise ValueError(f"partial_weight must be in [0, 1], got {self.settings.partial_weight}")
         if not 0 <= self.settings.recheck_rate <= 1:
             raise ValueError(f"recheck_rate must be in [0, 1], got {self.settings.recheck_rate}")
-        if self.settings.cache_size < 0:
-            raise ValueError(f"cache_size must be >= 0, got {self.settings.cache_size}")
         self._limits = code_limits(self.settings)
         self._max_turns = self.settings.max_turns or 1
         self._runner = runner

@@ -102,18 +102,9 @@ def row_settings(
 
     `columns` must exist; `prompt` are those that make the prompt, by default all.
     """
+    of_data = {name: value for name, value in vars(data).items() if name in RowSettings.__dataclass_fields__}
     return RowSettings(
-        columns=columns,
-        column_setting=column_setting,
-        prompt_columns=prompt or columns,
-        make=make,
-        subset=data.subset,
-        train_split=data.train_split,
-        test_split=data.test_split,
-        test_fraction=data.test_fraction,
-        max_rows=data.max_rows,
-        shuffle_rows=data.shuffle_rows,
-        bad_rows=data.bad_rows,
+        columns=columns, column_setting=column_setting, prompt_columns=prompt or columns, make=make, **of_data
     )
 
 

@@ -1,5 +1,6 @@
 """Verdicts on tests that call a function or run a script."""
 
+import re
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -142,8 +143,7 @@ def lines_of(text: str) -> list[str]:
 
 ROUNDING = Tolerance(rel=1e-6, abs=1e-6)
 """Rounding of printed decimals: scripts write as many digits as they like."""
-MAX_DECIMAL = 300
-"""Characters of a decimal; a longer one may be infinite as a float."""
+DECIMAL = re.compile(r"-?[0-9]{0,300}\.[0-9]+")
 
 
 def same_line(expected: str, got: str) -> bool:
@@ -153,12 +153,8 @@ def same_line(expected: str, got: str) -> bool:
 
 
 def _same_word(expected: str, got: str) -> bool:
-    if expected == got or "." not in expected or "." not in got or len(expected) > MAX_DECIMAL:
-        return expected == got
-    try:
-        return matches(float(expected), float(got), ROUNDING)
-    except ValueError:
-        return False
+    are_decimals = DECIMAL.fullmatch(expected) and DECIMAL.fullmatch(got)
+    return matches(float(expected), float(got), ROUNDING) if are_decimals else expected == got
 
 
 JUDGES: dict[str, Callable[[ProgramCase, list[Test]], None]] = {
