@@ -10,7 +10,6 @@ from covey.algorithm.credit.selection import (
     SELECTION,
     balanced_indices,
     balanced_subset,
-    clip_advantages,
     forget,
     keep_top_k,
     max_variance,
@@ -19,6 +18,7 @@ from covey.algorithm.credit.selection import (
     top_k,
     zero_std,
 )
+from covey.algorithm.loss_inputs import clamp_symmetric
 
 NAN = math.nan
 NEEDED = {"top_k": {"k": 2}, "max_variance": {"m": 2}, "balanced_subset": {"group_size": 2}}
@@ -141,10 +141,8 @@ def test_impossible_selections_are_refused(name: str, options: dict[str, object]
 
 
 def test_advantages_are_clamped_on_both_sides() -> None:
-    assert clip_advantages(tensor(-3, 0.1, 0.5), 0.2).tolist() == [-0.2, 0.1, 0.2]
-    assert clip_advantages(tensor(-3, 0.1), None).tolist() == [-3.0, 0.1]
-    with pytest.raises(ValueError, match=r"^advantage_clip must be > 0, got 0$"):
-        clip_advantages(tensor(1), 0)
+    assert clamp_symmetric(tensor(-3, 0.1, 0.5), 0.2).tolist() == [-0.2, 0.1, 0.2]
+    assert clamp_symmetric(tensor(-3, 0.1), None).tolist() == [-3.0, 0.1]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_objective
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import scores
-from covey.algorithm.credit.selection import GROUP_FILTERS, clip_advantages
-from covey.algorithm.loss_inputs import ObjectiveInputs
+from covey.algorithm.credit.selection import GROUP_FILTERS
+from covey.algorithm.loss_inputs import ObjectiveInputs, clamp_symmetric
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.shelves import former, preset_file, presets
 from covey.system.lookup import check_options
@@ -57,7 +57,7 @@ def test_a_preset_makes_the_best_answers_likelier(name: str) -> None:
     estimator = ADVANTAGES[algorithm.advantage]
     check_options(estimator, algorithm.advantage_options)
     given = scores(rewards, groups, lengths=inputs.mask_NT.sum(1), parts=[[r, r / 2] for r in rewards])
-    advantages_N = clip_advantages(estimator(given, **algorithm.advantage_options), algorithm.advantage_clip)
+    advantages_N = clamp_symmetric(estimator(given, **algorithm.advantage_options), algorithm.advantage_clip)
     objective = build_objective(algorithm, norm_length=4)
     inputs = replace(inputs, advantages=advantages_N)
     statistics = objective.batch_statistics(inputs, 0) if objective.needs_batch_selection else None

@@ -9,7 +9,8 @@ from torch import Tensor
 from covey.algorithm.credit.advantages import ADVANTAGES, Scores, scores
 from covey.algorithm.credit.advantages import pairwise_scores as outcome_scores
 from covey.algorithm.credit.passk import expected_best, subset_weights
-from covey.algorithm.credit.selection import SELECTION, clip_advantages
+from covey.algorithm.credit.selection import SELECTION
+from covey.algorithm.loss_inputs import clamp_symmetric
 
 from .cases import Case, check_all, golden, tensor
 
@@ -66,7 +67,7 @@ def scores_of(case: Case) -> Scores:
 def estimate(case: Case, given: Scores) -> Tensor:
     name = case.params["estimator"]
     advantages_N = ADVANTAGES[name](given, **case.options(*OPTIONS[name]))
-    return clip_advantages(advantages_N, case.params.get("advantage_clip"))
+    return clamp_symmetric(advantages_N, case.params.get("advantage_clip"))
 
 
 def selected(case: Case, given: Scores) -> dict[str, Any]:

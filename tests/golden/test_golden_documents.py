@@ -10,8 +10,7 @@ from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_objective
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import scores
-from covey.algorithm.credit.selection import clip_advantages
-from covey.algorithm.loss_inputs import ObjectiveInputs
+from covey.algorithm.loss_inputs import ObjectiveInputs, clamp_symmetric
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.shelves import former, presets
 
@@ -47,7 +46,7 @@ def algorithm(preset: str, *changes: dict[str, Any]) -> AlgorithmConfig:
 
 def advantages_of(config: AlgorithmConfig, rewards: Any, groups: list[Any]) -> Tensor:
     estimated_N = ADVANTAGES[config.advantage](scores(rewards, groups), **config.advantage_options)
-    return clip_advantages(estimated_N, config.advantage_clip)
+    return clamp_symmetric(estimated_N, config.advantage_clip)
 
 
 def loss_of(config: AlgorithmConfig, inputs: ObjectiveInputs) -> Tensor:

@@ -43,8 +43,6 @@ class KLController:
     coef_max: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.rule != "fixed" and (self.target is None or self.target <= 0):
-            raise ValueError(f"target_kl must be > 0, got {self.target}")
         if self.rule != "fixed" and self.coef <= 0:
             raise ValueError(f"target_kl={self.target} needs kl_coef > 0, got kl_coef={self.coef}")
         if not 0 <= self.coef_min <= self.coef_max:

@@ -244,7 +244,7 @@ class AlgorithmConfig(TeacherSettings):
         needs=Requires("algorithm.sampler_kl_coef > 0", ("algorithm.sampler_kl_coef",), is_positive),
     )
     """k1_forward or k3, estimates of KL(sampler || policy)."""
-    target_kl: float | None = setting(None, needs=PENALISED)
+    target_kl: float | None = setting(None, gt=0, needs=PENALISED)
     """Steer kl_coef towards this measured KL; null keeps kl_coef fixed."""
     max_kl: float | None = setting(None, gt=0, needs=PENALISED)
     """Stop the run where the KL to the reference, mean over sequences of their token means, exceeds this many nats;

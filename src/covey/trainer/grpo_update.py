@@ -23,8 +23,7 @@ from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.credit.assign import estimate_advantages, snap_ties
 from covey.algorithm.credit.scores import scores
-from covey.algorithm.credit.selection import clip_advantages
-from covey.algorithm.loss_inputs import ObjectiveInputs
+from covey.algorithm.loss_inputs import ObjectiveInputs, clamp_symmetric
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
 from covey.policy.reference import Reference
@@ -198,7 +197,7 @@ class GRPO:
         given = scores(batch["rewards"], batch["prompt_ids"])
         given = replace(given, rewards_N=snap_ties(given.rewards_N, given.groups_N))
         found_N, _ = estimate_advantages(estimator, given)
-        return clip_advantages(found_N, self.algorithm.advantage_clip)
+        return clamp_symmetric(found_N, self.algorithm.advantage_clip)
 
 
 def check(batch: DocumentBatch) -> None:

@@ -36,7 +36,7 @@ class CreditFunctions:
     length_alpha: float | None = None
     """Exponent of `length_normalizer`; None does not weigh by length."""
     clip: float | None = None
-    """Bound of `clip_advantages`."""
+    """Bound of `clamp_symmetric`, after which a group no longer sums to 0."""
     next_baselines: Callable[[Scores], Mapping[str, float]] | None = None
     """Moves the running baselines of roles; None for advantages without them."""
     turn_metrics: Callable[[Scores], dict[str, float]] | None = None

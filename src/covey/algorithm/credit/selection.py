@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.credit.scores import Scores, scored_members
+from covey.algorithm.loss_inputs import clamp_symmetric
 from covey.system.lookup import one_of
 
 MAX_SUBSETS = 200_000
@@ -160,22 +161,10 @@ def length_normalizer(advantages_N: Tensor, lengths_N: Tensor, *, alpha: float =
 
 
 def weigh_and_clip(advantages_N: Tensor, lengths_N: Tensor, alpha: float | None, bound: float | None) -> Tensor:
-    """Apply `length_normalizer` unless alpha is None, then `clip_advantages`."""
+    """Apply `length_normalizer` unless alpha is None, then `clamp_symmetric`."""
     if alpha is not None:
         advantages_N = length_normalizer(advantages_N, lengths_N, alpha=alpha)
-    return clip_advantages(advantages_N, bound)
-
-
-def clip_advantages(advantages_N: Tensor, bound: float | None) -> Tensor:
-    """Clamp to [-bound, bound], unless the bound is None.
-
-    A group then no longer sums to 0. ValueError unless bound > 0.
-    """
-    if bound is None:
-        return advantages_N
-    if bound <= 0:
-        raise ValueError(f"advantage_clip must be > 0, got {bound}")
-    return advantages_N.clamp(-bound, bound)
+    return clamp_symmetric(advantages_N, bound)
 
 
 def zero_std(rewards_M: Tensor, *, atol: float = 1e-6) -> bool:
