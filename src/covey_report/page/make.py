@@ -65,7 +65,7 @@ def pause(seconds: float, spent: float) -> float:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Name folders by the last parts that differ, numbers of a sweep by two.
+    """Name folders by their last differing parts, a sweep's numbers by two.
 
     >>> names_of([Path("a/one"), Path("b/one")])
     ['a/one', 'b/one']
