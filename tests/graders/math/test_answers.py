@@ -242,3 +242,27 @@ def test_a_choice_that_is_denied_is_not_made(said: str) -> None:
 def test_fonts_units_as_fractions_and_matrices_of_arrays_are_spellings(answer: str, gold: str) -> None:
     assert compare(rf"\boxed{{{answer}}}", gold)
     assert not compare(rf"\boxed{{{answer.replace('2', '7').replace('8', '7').replace('5', '7')}}}", gold)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("42 cannot be right.", "42 can't be it", "42 could not be the answer.", "Not 42.", "I doubt it is 42."),
+        *("42 is too large.", "It's anything but 42.", "42? No.", "42, which is wrong.", "We get 42, a contradiction."),
+    ],
+)
+def test_a_number_that_the_text_denies_is_no_answer(said: str) -> None:
+    assert not compare(said, "42")
+
+
+@pytest.mark.parametrize(
+    "said", ["I cannot see why, but it is 42.", "42, which is what was asked.", "Is it 42? Now yes.", "42 cans"]
+)
+def test_a_denial_of_something_else_leaves_the_number(said: str) -> None:
+    assert compare(said, "42")
+
+
+def test_bars_and_commas_of_tex_are_spellings() -> None:
+    assert compare(r"\boxed{\lvert x \rvert}", "|x|")
+    assert compare(r"\boxed{1\text{, }2\text{, and }3}", "1,2,3")
+    assert not compare(r"\boxed{1\text{, }2\text{, and }4}", "1,2,3")
