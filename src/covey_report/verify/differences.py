@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS, VERDICTS
+from covey_report.runs.outcome import is_number
 from covey_report.verify.proof import CHECK, SIDES, saved_tensors, split, unpack
 
 Row = Mapping[str, Any]
@@ -176,13 +177,9 @@ def metrics_gap(then: StepRows, now: StepRows) -> float | None:
         abs(old[name] - new[name]) / max(abs(old[name]), SMALL)
         for old, new in zip(then.rows(METRICS), now.rows(METRICS), strict=False)
         for name in old
-        if _is_number(old[name]) and _is_number(new.get(name)) and not any(part in name for part in OF_THE_CLOCK)
+        if is_number(old[name]) and is_number(new.get(name)) and not any(part in name for part in OF_THE_CLOCK)
     ]
     return max(gaps, default=None)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def tensors_differ(then: Path, now: Path) -> tuple[str, float] | None:
