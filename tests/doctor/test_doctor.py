@@ -166,7 +166,7 @@ def test_the_rate_of_adapters_is_named_first_in_short_runs() -> None:
     assert names(log_of(steps, settings=settings)) == ["D15", "D2", "D1"]
     short = log_of(steps[:3], looks, settings=settings)
     assert names(short) == ["D15"]
-    higher = "optimizer.lr higher, 3 to 10 times; with adapters to 1e-4 to 5e-4 (now 1e-06)"
+    higher = "optimizer.lr higher, 3 to 10 times, of adapters to 1e-4 to 5e-4 (now 1e-06)"
     assert diagnose(short)[0].advice[0] == higher  # as the warning at the start says
     assert names(log_of(steps[:3], looks[:1], settings=settings)) == []
 
