@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from benchmarks.checks.architecture_configs import tiny_config
 from covey.engine.native.engine import NativeEngine
 from covey.policy.models.adapters import add_adapters
 from covey.policy.models.loading import load_policy, policy_in_memory
+from covey.policy.models.nano import nano_tokenizer
 from covey.policy.plain import plain_model, rollout_logprobs
 from covey.policy.policy import Policy, is_adapted
 from covey.policy.settings import ModelConfig
@@ -53,7 +55,7 @@ def test_lora_trains_only_the_targets_listed() -> None:
 
 
 def test_a_lora_target_that_is_not_there_is_one_line_that_says_so() -> None:
-    with pytest.raises(ValueError, match=r"^model.lora_targets must name linear layers of the model, got \[nope\]$"):
+    with pytest.raises(ValueError, match=rf"^model.lora_targets .* \({LAYERS}\), got \[nope\]$"):
         nano(lora_rank=4, lora_targets=["nope"])
 
 
@@ -68,9 +70,28 @@ def test_a_lora_target_that_is_not_there_is_one_line_that_says_so() -> None:
     ],
 )
 def test_each_lora_target_must_lead_to_linear_layers(targets: list[str], unfit: str) -> None:
-    message = f"model.lora_targets must name linear layers of the model, got [{unfit}]"
+    message = f"model.lora_targets must name linear layers of the model ({LAYERS}), got [{unfit}]"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         nano(lora_rank=4, lora_targets=targets)
+
+
+def test_named_lora_targets_never_become_experts_and_are_found_again(tmp_path: Path) -> None:
+    name = str(tmp_path / "base")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(tiny_config("deepseek_v3")).save_pretrained(name)
+    nano_tokenizer().save_pretrained(name)
+    for targets in (["gate_proj"], ["down_proj", "o_proj"]):
+        policy = load_policy(ModelConfig(name=name, lora_rank=2, lora_targets=targets), seed=0)
+        adapted = {known for known, _ in policy.model.named_parameters() if ".lora_A." in known}
+        assert {known.partition(".lora_A.")[0].rpartition(".")[2] for known in adapted} == set(targets)
+        assert any("shared_experts" in known for known in adapted)
+        save_policy(policy, tmp_path / targets[0])
+        again = ModelConfig(name=str(tmp_path / targets[0]), lora_rank=2, lora_targets=targets)
+        assert same(weights(load_policy(again, seed=1)), weights(policy))
+        with pytest.raises(ValueError, match=r"and needs model.lora_targets=.*, got model.lora_targets=\['q_a_proj'\]"):
+            load_policy(replace(again, lora_targets=["q_a_proj"]), seed=1)
+    with pytest.raises(ValueError, match=r"down_proj; experts get adapters by all-linear alone\), got \[w1\]$"):
+        load_policy(ModelConfig(name=name, lora_rank=2, lora_targets=["w1"]), seed=0)
 
 
 def test_adapters_begin_as_the_base_model_and_a_step_moves_nothing_but_them() -> None:
@@ -91,6 +112,10 @@ def test_adapters_are_a_function_of_the_seed() -> None:
     with torch.random.fork_rng(devices=[]):
         assert same(made(1, elsewhere=5), made(1, elsewhere=6))
         assert not same(made(1, elsewhere=5), made(2, elsewhere=5))
+
+
+LAYERS = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+"""Linear layers of a nano model."""
 
 
 def adapter_folder(folder: Path) -> tuple[Policy, str]:

@@ -39,26 +39,42 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
     from peft import LoraConfig, get_peft_model
 
     everywhere, beside = settings.lora_targets == ALL_LINEAR, beside_text(model)
+    linear = [name for name, _ in linear_layers(model) if f"{name}.weight" not in beside]
     unfit = [] if everywhere else [name for name in settings.lora_targets if not _names_linear_layers(model, name)]
     if unfit or not settings.lora_targets:
-        raise ValueError(f"model.lora_targets must name linear layers of the model, got [{','.join(unfit)}]")
-    linear = [name for name, _ in linear_layers(model) if f"{name}.weight" not in beside]
-    swallowed = _taken_for_experts(model, linear) if everywhere else set()
-    parameters = [*_experts(model), *(f"{name}.weight" for name in linear if name in swallowed)]
+        known = ", ".join(dict.fromkeys(map(_last, linear))) or "none"
+        others = "; experts get adapters by all-linear alone" if _experts(model) else ""
+        raise ValueError(
+            f"model.lora_targets must name linear layers of the model ({known}{others}), got [{','.join(unfit)}]"
+        )
+    targets = linear if everywhere else settings.lora_targets
+    named = linear if everywhere else [name for name in linear if any(_is_called(name, each) for each in targets)]
+    swallowed = _taken_for_experts(model, named)
+    experts = _experts(model) if everywhere else []
+    parameters = [*experts, *(f"{name}.weight" for name in named if _last(name) in swallowed)]
     if everywhere and not linear and not parameters:
         raise ValueError(f"model.lora_rank={settings.lora_rank} needs linear layers, {type(model).__name__} has none")
     lora = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
-        target_modules=[name for name in linear if name not in swallowed] if everywhere else settings.lora_targets,
+        target_modules=[name for name in targets if _last(name) not in swallowed],
         exclude_modules=None if everywhere else [name.removesuffix(".weight") for name in sorted(beside)] or None,
-        target_parameters=parameters or None if everywhere else None,
+        target_parameters=parameters or None,
         task_type="CAUSAL_LM" if settings.kind == "causal" else None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, lora)
+
+
+def _is_called(layer: str, name: str) -> bool:
+    """Return True if a layer's full name ends with a target's."""
+    return f".{layer}".endswith(f".{name}")
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -78,7 +94,7 @@ def _experts(model: PreTrainedModel) -> list[str]:
     """Name the parameters that hold the weights of all experts."""
     holders = [(name, part) for name, part in model.named_modules() if "Experts" in type(part).__name__]
     named = [(name, key) for name, part in holders for key, weight in part._parameters.items() if _is_stack(weight)]
-    return sorted({f"{name.rpartition('.')[2]}.{key}" for name, key in named})
+    return sorted({f"{_last(name)}.{key}" for name, key in named})
 
 
 def _is_stack(weight: torch.Tensor | None) -> bool:
@@ -86,9 +102,9 @@ def _is_stack(weight: torch.Tensor | None) -> bool:
 
 
 def _taken_for_experts(model: PreTrainedModel, linear: Sequence[str]) -> set[str]:
-    """Name layers that peft takes for experts of old files.
+    """Return last names of layers that peft takes for experts of old files.
 
-    It goes by their last name. Dense layers and shared experts would get no adapter; as parameters they are found.
+    It goes by them alone. Dense layers and shared experts would get no adapter; as parameters they are found.
     """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -100,8 +116,7 @@ def _taken_for_experts(model: PreTrainedModel, linear: Sequence[str]) -> set[str
             return last in (config.target_modules or ())
         return False
 
-    kept = {last: is_kept(last) for last in {name.rpartition(".")[2] for name in linear}}
-    return {name for name in linear if not kept[name.rpartition(".")[2]]}
+    return {last for last in {*map(_last, linear)} if not is_kept(last)}
 
 
 def _computes_linearly(layer: nn.Linear) -> bool:
@@ -118,7 +133,7 @@ def _computes_linearly(layer: nn.Linear) -> bool:
 
 def _names_linear_layers(model: nn.Module, name: str) -> bool:
     """Return True if peft resolves a name to linear layers alone."""
-    found = [module for full, module in model.named_modules() if full == name or full.endswith(f".{name}")]
+    found = [module for full, module in model.named_modules() if _is_called(full, name)]
     return bool(found) and all(isinstance(module, nn.Linear | Conv1D) for module in found)
 
 
@@ -157,7 +172,9 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
     asked: dict[str, object] = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
     if settings.lora_targets != ALL_LINEAR:
         asked["lora_targets"] = sorted(settings.lora_targets)
-    targets = saved.target_modules or []
+    whole = [name.removesuffix(".weight") for name in saved.target_parameters or ()]  # of layers taken for experts
+    targets = {next((each for each in settings.lora_targets if _is_called(name, each)), name) for name in whole}
+    targets |= {saved.target_modules} if isinstance(saved.target_modules, str) else {*(saved.target_modules or ())}
     found: dict[str, object] = {"lora_rank": saved.r, "lora_alpha": saved.lora_alpha, "lora_targets": sorted(targets)}
     base = saved.base_model_name_or_path = base_of(Path(settings.name), saved.base_model_name_or_path)
     if not base:
