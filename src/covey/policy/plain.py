@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from covey.policy import sharding
 from covey.policy.models.quantized import dequantize
@@ -145,6 +147,8 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
             if held is None:
                 continue
             module._parameters[key], make = _share_weight(source, key, held, shift)
+            if make is not None and isinstance(module, Conv1D) and isinstance(_inner_layer(source), nn.Linear):
+                make = partial(_turned, make)  # in 4 or 8 bits the layer is a linear one
             lazy |= {} if make is None else {key: make}
         # Code of one's own may read a layer's weight past the layer, and keep it for its backward pass
         caller = model if isinstance(model, OwnModel) else module
@@ -154,6 +158,10 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
         _make_at_each_call(caller, lazy_weights, model.dtype)
         for module, lazy in lazy_weights:
             _make_when_read(module, lazy)
+
+
+def _turned(make: Maker, rows: Tensor | slice) -> Tensor:
+    return make(ALL).mT[rows]
 
 
 def _inner_layer(module: nn.Module) -> nn.Module:

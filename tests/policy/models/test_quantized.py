@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from benchmarks.checks.architectures import save
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.validate import validate
 from covey.loop import train
+from covey.policy.attention.base import DENSE
 from covey.policy.models.loading import load_policy, policy_in_memory
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.models.quantized import dequantize
@@ -86,6 +88,26 @@ def test_the_plain_pass_of_the_preflight_reads_what_they_stand_for(tmp_path: Pat
     with torch.no_grad():
         found: Tensor = plain_model(policy).logits(tuple(range(1, 9)), range(8))
     assert relative_error(probe_logits(policy), found) < 1e-5
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_layers_that_hold_weights_turned_are_plain_in_the_same_way(bits: int, tmp_path: Path) -> None:
+    save("gpt2", str(tmp_path))
+    settings = ModelConfig(name=str(tmp_path), lora_rank=2, load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    policy = load_policy(settings, seed=0)
+    with torch.no_grad():
+        for key, weight in policy.model.named_parameters():
+            if "lora_B" in key:
+                weight.copy_(0.05 * normal(*weight.shape))
+    ids = list(range(5, 21))
+    logits_TV = policy.logits(torch.tensor([ids]), torch.arange(16)[None], DENSE)
+    assert torch.allclose(logits_TV, plain_model(policy).logits(ids, range(16)), atol=1e-4)
+
+
+def test_a_class_that_writes_to_its_weights_is_refused_in_one_line_once_they_are_packed(tmp_path: Path) -> None:
+    save("gemma3n_text", str(tmp_path))
+    with pytest.raises(ValueError, match=r"^model\.name needs another .* Gemma3nForCausalLM does not run .*cast to"):
+        load_policy(ModelConfig(name=str(tmp_path), lora_rank=2, load_in_4bit=True), seed=0)
 
 
 def test_a_large_number_in_another_row_changes_nothing(tmp_path: Path) -> None:

@@ -141,14 +141,14 @@ def _detect_fast(policy: Policy) -> Policy:
             assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
             logits_TV = _logits(found, layout)
             is_plain = _is_plain(found, *_amplify(found, layout, logits_TV))
+            model.train()
+            _remove_noise(found, logits_TV)
         except ValueError:
             raise
         except Exception as error:  # foreign code, which may trip over the layout in any way
             raise ValueError(
                 f"model.name needs another architecture: {kind} does not run with covey's attention ({_line(error)})"
             ) from error
-        model.train()
-        _remove_noise(found, logits_TV)
         sharding.reshard(policy)
         return replace(found, head_is_linear=is_plain, heads=frozenset(recorder.heads))
 
