@@ -148,7 +148,7 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
                 continue
             module._parameters[key], make = _share_weight(source, key, held, shift)
             if make is not None and isinstance(module, Conv1D) and isinstance(_inner_layer(source), nn.Linear):
-                make = partial(_turned, make)  # in 4 or 8 bits the layer is a linear one
+                make = partial(_turn, make)  # in 4 or 8 bits the layer is a linear one
             lazy |= {} if make is None else {key: make}
         # Code of one's own may read a layer's weight past the layer, and keep it for its backward pass
         caller = model if isinstance(model, OwnModel) else module
@@ -160,7 +160,7 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
             _make_when_read(module, lazy)
 
 
-def _turned(make: Maker, rows: Tensor | slice) -> Tensor:
+def _turn(make: Maker, rows: Tensor | slice) -> Tensor:
     return make(ALL).mT[rows]
 
 
@@ -205,18 +205,18 @@ class _Adapter:
 
     scaling: float
     num_experts: int
-    is_turned: bool
+    is_turn: bool
     """The weight is held the other way round: GPT-2's, and experts' whose outputs come last."""
 
     def added_to(self, made: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
         """Return the weight plus scaling * B@A, of each expert."""
         if self.num_experts == 1:
-            left, right = (a_RI.mT, b_OR.mT) if self.is_turned else (b_OR, a_RI)
+            left, right = (a_RI.mT, b_OR.mT) if self.is_turn else (b_OR, a_RI)
             return torch.addmm(made, left, right, alpha=self.scaling)
         a_ERI = a_RI.reshape(self.num_experts, -1, a_RI.shape[-1])
         b_ORE = b_OR.reshape(b_OR.shape[0], -1, self.num_experts)
         added = torch.einsum("ore,eri->eoi", b_ORE, a_ERI)
-        return made + self.scaling * (added.mT if self.is_turned else added)
+        return made + self.scaling * (added.mT if self.is_turn else added)
 
 
 def _adapters(source: Any) -> list[tuple[Tensor, Tensor, _Adapter]]:

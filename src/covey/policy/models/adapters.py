@@ -102,7 +102,7 @@ def _is_stack(weight: torch.Tensor | None) -> bool:
 
 
 def _taken_for_experts(model: PreTrainedModel, linear: Sequence[str]) -> set[str]:
-    """Return last names of layers that peft takes for experts of old files.
+    """Return last names that peft takes for old files' experts.
 
     It goes by them alone. Dense layers and shared experts would get no adapter; as parameters they are found.
     """
