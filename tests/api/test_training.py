@@ -431,6 +431,8 @@ def test_a_folder_of_adapters_teaches_its_own_base(engine: str, tmp_path: Path) 
 def test_a_result_samples_texts_and_conversations_and_shows_itself(tmp_path: Path) -> None:
     result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO)
     assert len(result.sample("say 3:", n=3)) == 3
+    assert [type(text) for text in result.sample([{"role": "user", "content": "say 3"}], n=2)] == [str, str]
+    assert result.sample([]) == []
     asked = [[{"role": "user", "content": "say 3"}], "say 4:"]
     first, again = (result.sample(asked, n=2, temperature=0, max_tokens=3) for _ in range(2))
     assert first == again

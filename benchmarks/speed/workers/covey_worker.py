@@ -9,7 +9,8 @@ from covey.system import machine
 
 def main(job: Job) -> None:
     machine.prepare()  # as the command does, before torch is imported
-    from benchmarks.speed.workers.covey_steps import make_step
+    with machine.heavy_imports():
+        from benchmarks.speed.workers.covey_steps import make_step
 
     channel = Channel()
     serve(channel, make_step(job))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from covey.api.answers import Question, measure, sample
 from covey.api.settings import put
 from covey.config.schema import Config
-from covey.environments.base import Environment, EnvironmentLike, adapt
+from covey.environments.base import Environment, EnvironmentLike, adapt, is_message
 from covey.policy.policy import Policy
 from covey.run.build import build_environment, training_sampling
 from covey.run.checkpoints.checkpoint import save_policy
@@ -22,6 +22,7 @@ from covey.run.given import NO_OBJECTS, RunObjects
 from covey.run.records.notebook import curve
 from covey.system import ranks
 from covey.system.text.format import number_of
+from covey.types import Message
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,19 +87,19 @@ class Result:
         return read_summary(self.folder) or {}
 
     @overload
-    def sample(self, prompts: str, n: int = 1, **sampling: Any) -> list[str]: ...
+    def sample(self, prompts: str | Sequence[Message], n: int = 1, **sampling: Any) -> list[str]: ...
 
     @overload
     def sample(self, prompts: Sequence[Question], n: int = 1, **sampling: Any) -> list[list[str]]: ...
 
     def sample(self, prompts: Any, n: int = 1, **sampling: Any) -> Any:
-        """Return n completions of a text, or a list for several.
+        """Return n completions of a text or conversation, or a list for several.
 
         `sampling` are fields of `covey.Sampling` such as temperature=0 and max_tokens=64; the others are those of the
         run.
         """
         how = replace(training_sampling(self.config), **sampling)
-        if isinstance(prompts, str):
+        if isinstance(prompts, str) or (prompts and all(map(is_message, prompts))):
             return sample(self.policy, self.config, [prompts], n, how)[0]
         return sample(self.policy, self.config, prompts, n, how)
 

@@ -206,7 +206,7 @@ def check_length(num_tokens: int, max_tokens: int, limit: int) -> None:
     if needed > limit:
         raise ValueError(
             f"a prompt of {num_tokens} tokens with max_tokens={max_tokens} needs {needed} positions, "
-            f"the policy has {limit}"
+            f"the policy has {limit}; data.bad_rows=skip leaves such prompts out"
         )
 
 

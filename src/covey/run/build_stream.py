@@ -21,6 +21,7 @@ from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import CurriculumConfig
 from covey.rollouts.stream import PromptSampler, PromptStream
 from covey.system import custom
+from covey.system.text.format import number_of
 from covey.types import Prompt
 
 LOGGER = logging.getLogger(__name__)
@@ -150,12 +151,18 @@ def longest_prompt(sampling: SamplingConfig, max_length: int) -> int:
 
 
 def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Prompt]:
-    """Return prompts of at most `max_tokens`, with a warning about others."""
+    """Return prompts of at most `max_tokens`, with a warning about others.
+
+    ValueError where there are only others.
+    """
     long = [prompt for prompt in prompts if _num_tokens(prompt, tokenizer, max_tokens) > max_tokens]
     if not long:
         return list(prompts)
     names = ", ".join(prompt.id for prompt in long[:3]) + (", ..." if len(long) > 3 else "")
-    LOGGER.warning("%d prompts have more than %d tokens and are skipped: %s", len(long), max_tokens, names)
+    said = f"{number_of(len(long), 'prompt')} of more than {max_tokens} tokens skipped: {names}"
+    if len(long) == len(prompts):
+        raise ValueError(f"no prompt is left, {said}")
+    LOGGER.warning("%s", said)
     left_out = {prompt.id for prompt in long}
     return [prompt for prompt in prompts if prompt.id not in left_out]
 

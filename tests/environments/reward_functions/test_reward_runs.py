@@ -97,6 +97,14 @@ def test_held_out_rows_that_nothing_is_said_about_give_no_figure() -> None:
     assert json.loads(Path("run/checkpoints/step-000001/manifest.json").read_text())["score"] == -1e30
 
 
+def test_completions_to_which_nothing_applies_are_told_at_once_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        run(rewards=["noting_rewards:nothing"], num_steps=2, group_size=4)
+    said = [message for message in caplog.messages if "no reward function applied" in message]
+    assert len(said) == 1
+    assert said[0].startswith("no reward function applied to any of 4 completions: each returned None")
+
+
 @pytest.mark.long
 def test_a_function_that_never_applies_ends_the_run_after_a_thousand_completions() -> None:
     with pytest.raises(RunStopped) as stopped:

@@ -123,6 +123,6 @@ def test_too_long_prompts_are_skipped_named_and_counted_on_request(
     (tmp_path / "rows.jsonl").write_bytes(b"\n".join([*GOOD[:4], LONG, LONG.replace(b"long", b"LONG"), *GOOD[4:]]))
     assert covey_train("data.bad_rows=skip", num_steps=4) == 0
     found = capsys.readouterr().err
-    assert "prompts have more than 4092 tokens and are skipped: train-" in found
+    assert "prompts of more than 4092 tokens skipped: train-" in found
     prompts = {row["prompt"] for row in rows(tmp_path / "run" / "rollouts.jsonl")}
     assert prompts <= {f"number {n}: " for n in range(6)}

@@ -326,11 +326,16 @@ class RewardFunctions(Environment):
         """Raise RewardFailureRate where nothing applied to 1000 completions."""
         self._num_without += 0 if num_applied or self._has_applied else num_scores
         self._has_applied |= num_applied > 0
-        if not self._has_applied and self._num_without >= FAILURE_WINDOW:
-            raise RewardFailureRate(
-                f"no reward function applied to any of {self._num_without} completions: each returned None, or its "
-                "column has no value in these rows"
-            )
+        if self._has_applied:
+            return
+        said = (
+            f"no reward function applied to any of {self._num_without} completions: each returned None, or its "
+            "column has no value in these rows"
+        )
+        if self._num_without >= FAILURE_WINDOW:
+            raise RewardFailureRate(said)
+        if self._num_without == num_scores:
+            LOGGER.warning("%s", said)
 
     def _note(self, scores: Sequence[Reward | Failure]) -> None:
         failures = [score for score in scores if isinstance(score, Failure)]
