@@ -93,7 +93,7 @@ class Result:
     def sample(self, prompts: Sequence[Question], n: int = 1, **sampling: Any) -> list[list[str]]: ...
 
     def sample(self, prompts: Any, n: int = 1, **sampling: Any) -> Any:
-        """Return n completions of a text or conversation, or a list for several.
+        """Return n completions of a prompt, or a list for several.
 
         `sampling` are fields of `covey.Sampling` such as temperature=0 and max_tokens=64; the others are those of the
         run.

@@ -164,7 +164,7 @@ def test_a_reward_that_raises_for_a_missing_column_does_not_apply(
     for _ in range(2):
         assert score(made, ["4", "55"]) == [Reward(1.0, {"length": 1.0}), Reward(2.0, {"length": 2.0})]
     said = rf'^reward function "{function.__name__}" raised AttributeError: .* \(test_reward_functions.py:\d+\): it'
-    told = [record.getMessage() for record in caplog.records if record.name == RewardFunctions.__module__]
+    told = [text for text in caplog.messages if "raised" in text]
     assert [bool(re.match(said, text)) for text in told] == [True] * 2  # once in each environment
     assert [judged.value for judged in asyncio.run(made.score(made.prompts("train")[1], ["4", "5"]))] == [2.0, 1.0]  # type: ignore[union-attr]
 
