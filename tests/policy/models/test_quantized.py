@@ -104,7 +104,7 @@ def test_layers_that_hold_weights_turned_are_plain_in_the_same_way(bits: int, tm
     assert torch.allclose(logits_TV, plain_model(policy).logits(ids, range(16)), atol=1e-4)
 
 
-def test_a_class_that_writes_to_its_weights_is_refused_in_one_line_once_they_are_packed(tmp_path: Path) -> None:
+def test_a_class_that_writes_to_packed_weights_is_refused_in_one_line(tmp_path: Path) -> None:
     save("gemma3n_text", str(tmp_path))
     with pytest.raises(ValueError, match=r"^model\.name needs another .* Gemma3nForCausalLM does not run .*cast to"):
         load_policy(ModelConfig(name=str(tmp_path), lora_rank=2, load_in_4bit=True), seed=0)
