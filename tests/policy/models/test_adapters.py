@@ -291,3 +291,15 @@ def test_adapters_reach_every_linear_layer_and_all_experts(name: str, linear: in
     ids = torch.arange(5, 17)[None]
     expected = adapted.eval()(input_ids=ids).logits
     assert torch.equal(PeftModel.from_pretrained(again, tmp_path).eval()(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "adapted"), [("mamba", {"in_proj", "x_proj"}), ("falcon_mamba", {"in_proj", "x_proj"})]
+)
+def test_adapters_leave_out_layers_whose_weight_is_read_past_them(name: str, adapted: set[str]) -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config(name))
+    found = add_adapters(model, ModelConfig(name=name, lora_rank=2), seed=0)
+    named = {
+        known.partition(".lora_A.")[0].rpartition(".")[2] for known, _ in found.named_parameters() if "lora_A" in known
+    }
+    assert named == adapted

@@ -132,10 +132,10 @@ class MergedLinear(nn.Module):
 
     def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self.bias = bias_O
-        self._weight_OI = weight_OI.detach()
+        self.weight = weight_OI.detach()  # Mamba reads it past the layer
 
     def forward(self, input: Tensor) -> Tensor:
-        return nn.functional.linear(input, self._weight_OI, self.bias)
+        return nn.functional.linear(input, self.weight, self.bias)
 
 
 def choose_library(model: nn.Module, kernels: str, precision: torch.dtype = torch.float32) -> None:

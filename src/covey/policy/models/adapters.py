@@ -29,7 +29,7 @@ PLAIN_LORA = frozenset(
 )
 """peft's settings of plain LoRA: where, rank, scale and initialisation. Any other setting makes another method."""
 FUSED = frozenset(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "mamba", "mamba2", "nemotron_h", "zamba2"))
-"""Architectures whose kernels read the weight of out_proj past its layer: adapters there would train nothing."""
+"""Architectures that read out_proj's weight past its layer, as all do dt_proj's: adapters would train nothing there."""
 BASE = "base"
 """The folder of a run that holds the model under its adapters, where no name leads to it (`save_base_model`)."""
 
@@ -84,7 +84,7 @@ def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """
     head, config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
     for name, layer in model.named_modules():
-        is_read_past = config.model_type in FUSED and name.endswith(".out_proj")
+        is_read_past = name.endswith((".dt_proj", ".out_proj") if config.model_type in FUSED else ".dt_proj")
         is_linear = isinstance(layer, Conv1D) or (isinstance(layer, nn.Linear) and _computes_linearly(layer))
         if is_linear and layer is not head and not is_read_past:
             yield name, layer
