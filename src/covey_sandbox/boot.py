@@ -46,7 +46,6 @@ SOURCES = read_sources()
 
 
 def bundle() -> bytes:
-    """Return the input of BOOT."""
     return json.dumps(SOURCES).encode()
 
 

@@ -236,7 +236,6 @@ def encode_request(code: str, tests: Sequence[Test], entry_point: str | None, li
 
 
 def _folder_of(package: str) -> str:
-    """Return the folder of an installed package."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise ValueError(f"a test imports {package}, which is not installed")

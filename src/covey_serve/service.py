@@ -313,6 +313,5 @@ class Service:
 def sampler_header(
     name: str, session: str, shape: ModelShape, *, is_own: bool = False, path: str | None = None
 ) -> Header:
-    """Return the record of a sampler."""
     told = {"kind": "sampler", "id": name, "session": session, "shape": asdict(shape)}
     return {**told, "is_own": is_own, "path": path}

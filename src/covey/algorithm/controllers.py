@@ -81,7 +81,6 @@ def update_kl_controller(state: KLController, kl: float, num_completions: int) -
 
 
 def fixed(state: KLController, kl: float, num_completions: int) -> float:
-    """Return the coefficient as it is."""
     return state.coef
 
 

@@ -74,7 +74,6 @@ def k3(q_NT: Tensor, clamp: float | None) -> Tensor:
 
 
 def absolute(q_NT: Tensor, clamp: float | None) -> Tensor:
-    """Return |q|."""
     return q_NT.abs()
 
 

@@ -124,7 +124,6 @@ def tool_entry(given: Callable[..., Any]) -> str:
 
 
 def as_list(rewards: Reward | Sequence[Reward]) -> list[Reward]:
-    """Return one reward or several as a list."""
     return list(rewards) if isinstance(rewards, list | tuple) else [rewards]  # type: ignore[list-item]
 
 

@@ -120,12 +120,10 @@ class SamplerSlot:
         }
 
     def begin(self, call: TicketCall) -> None:
-        """Add a call."""
         self.under_way[call.ticket.number] = UnderWay(call, time.monotonic())
         self.unsent.append(call)
 
     def take_unsent(self) -> Jobs:
-        """Return the unsent calls."""
         calls, self.unsent = self.unsent, []
         kept = {call.ticket.number: replace(call.kept, tell=None) for call in calls if call.kept.tell is not None}
         return Jobs(tuple(call.ticket for call in calls), self.incarnation, kept or None)

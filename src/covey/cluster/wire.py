@@ -49,7 +49,6 @@ def plain(rollout: Rollout) -> Plain:
 
 
 def rollout_of(values: Plain) -> Rollout:
-    """Restore a rollout."""
     restored: Plain = (*values[:_PLACE], Reward(*values[_PLACE]), *values[_PLACE + 1 :])
     return Rollout(*restored)
 

@@ -52,7 +52,6 @@ class ColdStart:
 
     @property
     def summary_line(self) -> str:
-        """Describe the cold start in one line."""
         origin = "taken from the cache" if self.cached else "made now"
         accuracy = f"greedy accuracy {self.accuracy:.1%} on prompts held back from it, no evaluation's"
         return f"{self.num_steps} supervised steps, {accuracy}, {origin}: {self.path}"

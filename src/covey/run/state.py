@@ -50,7 +50,6 @@ def restore(run: Run, record: RunRecorder, state: Mapping[str, Any]) -> int:
 
 
 def generators() -> dict[str, Any]:
-    """Return the states of all global generators."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),

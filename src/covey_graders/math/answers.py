@@ -247,7 +247,6 @@ def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> 
 
 
 def boxes_of(completion: str) -> list[str]:
-    """Return the contents of all boxes."""
     return [mark.text for mark in _boxes(single_blanks(visible(completion[-MAX_COMPLETION:])))]
 
 

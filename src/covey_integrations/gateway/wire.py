@@ -212,7 +212,6 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def completion_of(spoken: Spoken, request: ChatRequest) -> dict[str, Any]:
-    """Return a chat completion."""
     choice = {"index": 0, "message": wire_message(spoken.message), "finish_reason": spoken.finish_reason}
     ids = {"token_ids": list(spoken.token_ids)} if request.with_ids else {}
     whole = {"prompt_token_ids": list(spoken.prompt_ids)} if request.with_ids else {}

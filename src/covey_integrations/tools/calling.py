@@ -74,7 +74,6 @@ class ToolLedger:
     """Calls that were given up in this run, without those that have ended since."""
 
     def note(self, name: str, seconds: float, is_error: bool) -> None:
-        """Count one call."""
         self.calls[name] += 1
         self.errors[name] += is_error
         self.seconds[name] += seconds

@@ -94,7 +94,6 @@ class ToolEnvironment(Environment):
         self._reader = reader_name(tokenizer)
 
     def tools(self, prompt: Prompt, state: Any = None) -> tuple[Tool, ...]:
-        """Return the tools of an attempt."""
         return tools_of(self.functions, state)
 
     def shown_tools(self, prompt: Prompt) -> tuple[Tool, ...]:

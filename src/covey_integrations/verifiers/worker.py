@@ -317,7 +317,6 @@ def load(name: str, options: dict[str, Any], counts: dict[str, int]) -> Player:
 
 
 def one_line(error: Any) -> str:
-    """Return the error in one line."""
     said = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
     return " ".join(said.split())[:600]
 

@@ -42,7 +42,6 @@ class Gold:
 
     @property
     def text(self) -> str:
-        """Return the completion."""
         return self.saying(self.answer)
 
     def saying(self, other: str) -> str:

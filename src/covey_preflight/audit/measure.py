@@ -83,7 +83,6 @@ class Findings:
     slowest: tuple[float, str] = (0.0, "")
 
     def of_kind(self, kind: str) -> list[Verdict]:
-        """Return the verdicts on the cases of a kind."""
         return [verdict for verdict in self.verdicts if verdict.case.kind == kind]
 
     def rows(self) -> list[dict[str, Any]]:

@@ -68,7 +68,6 @@ TABLE_SAYS = "D32"
 
 
 def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:
-    """Return the columns of a run."""
     return log_of(
         run.steps,
         run.looks,

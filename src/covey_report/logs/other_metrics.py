@@ -121,7 +121,6 @@ def _held_out_of_verl(row: Mapping[str, float]) -> Row:
 
 
 def _merged(rows: Sequence[Row]) -> list[Row]:
-    """Merge the rows of each step."""
     found: dict[int, Row] = {}
     for row in rows:
         found.setdefault(row["step"], {}).update(row)

@@ -56,7 +56,6 @@ class Recomputed:
     """The first of each part that was computed from one state."""
 
     def text(self) -> str:
-        """Return it as JSON."""
         return json.dumps(vars(self) | {"differences": [one.row() for one in self.differences]})
 
 

@@ -44,7 +44,6 @@ class Difference:
     """Largest difference of a metric, relative to it, where all tokens are the same."""
 
     def row(self) -> dict[str, Any]:
-        """Return it as data."""
         return asdict(self)
 
 
@@ -56,7 +55,6 @@ class StepRows:
     files: Mapping[str, Sequence[Row]]
 
     def rows(self, name: str) -> Sequence[Row]:
-        """Return the rows of a file."""
         return self.files.get(name, ())
 
 

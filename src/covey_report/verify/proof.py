@@ -89,7 +89,6 @@ class ProofLog:
         self._write(next((one for one in forms if len(encode_row(one)) <= room), row))
 
     def cover_evaluation(self, step: int) -> None:
-        """Cover the rows of an evaluation."""
         if not collectives.is_main_process():
             return
         self._open(step)

@@ -76,7 +76,6 @@ def serve(limits: dict[str, Any]) -> NoReturn:
 
 
 def read_frame(descriptor: int) -> bytes:
-    """Read the payload of one frame."""
     return wire.read_exactly(descriptor, int.from_bytes(wire.read_exactly(descriptor, wire.LENGTH), "big"))
 
 
@@ -93,7 +92,6 @@ def imports(code: str, suspicious: list[str]) -> list[str]:
 
 
 def imported_names(node: ast.AST) -> list[str]:
-    """Return the modules that one node imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -273,7 +271,6 @@ class Objects:
 
 
 def find_definition(name: str) -> Any:
-    """Return the program's definition of a name."""
     module = sys.modules["program"]
     if name not in module.__dict__:
         raise NameError(f"the program does not define {name}")

@@ -267,7 +267,6 @@ class PromptScores:
 def sample_result(
     completions: Sequence[Completion], topk: Sequence[Alternatives | None], scores: PromptScores
 ) -> bytes:
-    """Write samples and scores."""
     sequences = [
         {
             "stop_reason": 0 if each.finish_reason == "stop" else 1,

@@ -46,7 +46,6 @@ class Row:
     """Given with every answer; of values, where a value has no words."""
 
     def answer(self, value: str, maps: Mapping[str, Given]) -> Translation:
-        """Translate a value."""
         if self.values is not None:
             words = self.values.get(plain(value))
             if words is not None:

@@ -40,7 +40,6 @@ class Credit:
 
     @property
     def row_advantages(self) -> Sequence[Sequence[Advantage]]:
-        """Return the advantages for `make_rows`."""
         return self.advantages if self.of_turns is None else self.of_turns
 
     @property

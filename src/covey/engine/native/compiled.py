@@ -144,7 +144,6 @@ def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R:
 
 
 def draw_rooms(num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the room of a draw, blocks of tokens by rows."""
     num_blocks = -(-num_tokens // sampling.BLOCK)
     return torch.empty(num_rows * num_blocks), torch.empty(num_rows * num_blocks)
 

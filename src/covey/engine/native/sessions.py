@@ -79,7 +79,6 @@ class PendingTurns:
         return future
 
     def answer(self, over: Sequence[tuple[int, DecodeRow]]) -> None:
-        """Answer the finished turns."""
         for _, row in over:
             future = self.under_way.pop(row, None)
             if future is not None and not future.done():

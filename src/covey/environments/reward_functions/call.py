@@ -136,7 +136,6 @@ def _shorten(value: Any) -> str:
 
 
 def check_values(returned: Any, count: int) -> RewardOutcome:
-    """Return the checked values for `count` completions."""
     values = as_lists(returned)
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         return fail_all(f"returned {type(returned).__name__} {_shorten(returned)}, not a list of numbers", count)

@@ -94,7 +94,6 @@ def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None 
 
 
 def add_norm(x: Tensor, delta: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x + delta and its `rms_norm`."""
     return _AddNorm.apply(x, delta, weight_C, eps, dtype)
 
 

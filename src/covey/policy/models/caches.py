@@ -60,7 +60,6 @@ def join_rows(caches: Sequence[T]) -> T:
 
 
 def cache_bytes(cache: object) -> int:
-    """Return the bytes of all rows."""
     sizes: list[int] = []
 
     def count(tensors: Sequence[Tensor]) -> Tensor:

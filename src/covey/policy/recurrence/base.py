@@ -162,5 +162,4 @@ class StreamLayout:
 
 
 def stream_layout(attention: Layout, segments: Sequence[StreamSegment]) -> StreamLayout:
-    """Return the layout of a stream of these segments."""
     return StreamLayout(attention, Forest(segment_rows(segments)))

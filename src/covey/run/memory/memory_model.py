@@ -265,7 +265,6 @@ def _widths(shape: Shape) -> Widths:
 
 
 def block_layers(shape: Shape) -> tuple[Layer, ...]:
-    """Return the linear layers of one block."""
     plain = [layer for layer in shape.body if ".experts." not in layer.name]
     return tuple(plain[len(plain) - len(plain) // shape.depth :])
 

@@ -206,7 +206,6 @@ class RunRecorder:
         self._step_started = step_started + time.monotonic() - began
 
     def log_step(self, step: int, stepped: StepResult) -> None:
-        """Log a finished step."""
         self._get_under_way()
         drops, sampled = count_drops(self.run, stepped.dropped), [*stepped.groups, *(d.group for d in stepped.dropped)]
         (num_tokens,) = collectives.all_sum_ints(count_tokens(sampled))

@@ -29,7 +29,6 @@ class CallThread:
         return self._calls.qsize()
 
     def submit(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Queue a call."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()

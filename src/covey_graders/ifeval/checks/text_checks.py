@@ -64,7 +64,6 @@ def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 
 
 def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Check the number of paragraphs, and the first word of one."""
     pieces = text.split("\n\n")
     num_filled = sum(bool(piece.strip()) for piece in pieces)
     words = pieces[nth_paragraph - 1].split() if nth_paragraph <= num_filled else []

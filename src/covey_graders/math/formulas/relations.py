@@ -149,7 +149,6 @@ def _all_same(given: dict[object, Node], wanted: dict[object, Node]) -> bool:
 
 
 def _signs(node: Node) -> set[str]:
-    """Return the signs of a relation."""
     is_relation = isinstance(node, Grouping) and node.kind.startswith(RELATION)
     return set(node.kind.split()[1:]) if is_relation and isinstance(node, Grouping) else set()
 

@@ -211,7 +211,6 @@ def template(machine: str, are_files_private: bool) -> bytes:
 
 
 def program_for(machine: str, pid: int, are_files_private: bool) -> bytes:
-    """Return the program for this process."""
     return template(machine, are_files_private).replace(_PID.to_bytes(4, "little"), pid.to_bytes(4, "little"))
 
 

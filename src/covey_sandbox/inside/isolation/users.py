@@ -29,7 +29,6 @@ def reserve() -> tuple[int, socket.socket]:
 
 
 def owners() -> set[int]:
-    """Return the users of all processes."""
     found = set()
     for name in os.listdir("/proc"):
         with suppress(OSError):

@@ -181,7 +181,6 @@ class Named(type):
 
 
 def named_class(asker: Asker, name: str) -> Named:
-    """Return a class of the program by name."""
     return Named(name, (ProgramError,), {"_asker": asker, "_reference": name, "__module__": "program"})
 
 

@@ -61,7 +61,6 @@ def norm(hidden_NC: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) ->
 def sum_and_norm(
     hidden_NC: Tensor, delta_NC: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum, its `norm` and the scale."""
     sum_NC = hidden_NC + delta_NC
     return sum_NC, *norm(sum_NC, weight_C, eps, dtype)
 
