@@ -56,8 +56,8 @@ KINDS = {kind.usual: kind for kind in (StopRequested, Terminated, HungUp)}
 class Stopper:
     """Turns signals into StopRequested, held back between `hold` and `release`.
 
-    Weights change between hold and release; outside, work in flight is simply sampled again. A second signal changes
-    nothing: the save is on its way.
+    Weights change between hold and release; outside, work in flight is simply sampled again. Within an event
+    loop they stop between callbacks, or a blocked one after PATIENCE. Another signal does so at once, else nothing.
     """
 
     shutdown_timeout: float | None = None
