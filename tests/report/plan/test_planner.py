@@ -456,7 +456,7 @@ def rows_of_two_lengths(folder: Path) -> str:
     """Write 200 rows, those of 10 characters before those of 30."""
     prompts = [f"{place:03}{'x' * (7 if place < 100 else 27)}" for place in range(200)]
     (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    (folder / "own.py").write_text("def right(completions, **columns):\n    return [0.0] * len(completions)\n")
+    (folder / "planned.py").write_text("def right(completions, **columns):\n    return [0.0] * len(completions)\n")
     return str(folder / "rows.jsonl")
 
 
@@ -468,7 +468,7 @@ def test_prompts_of_a_saved_model_are_counted_on_rows_of_the_whole_file(
     sizes = {"model_type": "llama", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2}
     (tmp_path / "saved" / "config.json").write_text(json.dumps({**sizes, "num_attention_heads": 4}))
     words = ["plan", f"model.name={tmp_path}/saved", f"data.path={rows_of_two_lengths(tmp_path)}", "--on", "h100"]
-    assert main([*words, "environment=reward_functions", "rewards=[own:right]", "--json"]) == 0
+    assert main([*words, "environment=reward_functions", "rewards=[planned:right]", "--json"]) == 0
     source = json.loads(capsys.readouterr().out)[0]["source"]
     counted = re.search(r"prompts of (\d+) tokens, answers", source)
     assert counted is not None, source
