@@ -161,6 +161,19 @@ def test_pass_at_k_of_many_samples_neither_overflows_nor_rounds() -> None:
     assert pass_at_k(10_000, 5_001, 5_000) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("n", "c", "k", "message"),
+    [
+        (4, 1, 5, r"k must be in \[1, num_samples=4\], got 5"),
+        (4, 1, 0, r"k must be in \[1, num_samples=4\], got 0"),
+        (4, 5, 1, r"num_correct must be in \[0, num_samples=4\], got 5"),
+    ],
+)
+def test_an_impossible_pass_at_k_is_refused(n: int, c: int, k: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        pass_at_k(n, c, k)
+
+
 def test_group_metrics_count_a_group_of_any_size_once() -> None:
     rewards = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, NAN, 0.0, 1.0, NAN, NAN, 0.5]
     given = scores(rewards, ["right"] * 4 + ["wrong"] * 3 + ["mixed"] * 2 + ["lost"] * 2 + ["alone"])

@@ -78,8 +78,14 @@ def mean_interval(values: Sequence[float], confidence: float, bounds: tuple[floa
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Estimate the probability that one of k attempts is correct (arXiv 2107.03374).
 
-    It is unbiased, from c correct of n >= k.
+    It is unbiased, from c correct of n.
+
+    ValueError unless 1 <= k <= n and 0 <= c <= n.
     """
+    if not 1 <= k <= n:
+        raise ValueError(f"k must be in [1, num_samples={n}], got {k}")
+    if not 0 <= c <= n:
+        raise ValueError(f"num_correct must be in [0, num_samples={n}], got {c}")
     # 1 - C(n-c, k) / C(n, k); Python divides the two integers exactly, however long they are.
     return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
 
