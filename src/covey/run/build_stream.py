@@ -151,18 +151,12 @@ def longest_prompt(sampling: SamplingConfig, max_length: int) -> int:
 
 
 def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Prompt]:
-    """Return prompts of at most `max_tokens`, with a warning about others.
-
-    ValueError where there are only others.
-    """
+    """Return prompts of at most `max_tokens`, with a warning about others."""
     long = [prompt for prompt in prompts if _num_tokens(prompt, tokenizer, max_tokens) > max_tokens]
     if not long:
         return list(prompts)
     names = ", ".join(prompt.id for prompt in long[:3]) + (", ..." if len(long) > 3 else "")
-    said = f"{number_of(len(long), 'prompt')} of more than {max_tokens} tokens skipped: {names}"
-    if len(long) == len(prompts):
-        raise ValueError(f"no prompt is left, {said}")
-    LOGGER.warning("%s", said)
+    LOGGER.warning("%s of more than %d tokens skipped: %s", number_of(len(long), "prompt"), max_tokens, names)
     left_out = {prompt.id for prompt in long}
     return [prompt for prompt in prompts if prompt.id not in left_out]
 
@@ -195,6 +189,8 @@ def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt
 
     ValueError where a setting is about it.
     """
+    if not prompts:
+        return
     template = policy.tokenizer.chat_template
     if any(not isinstance(prompt.text, str) for prompt in prompts):
         if template == PLAIN_TEMPLATE:

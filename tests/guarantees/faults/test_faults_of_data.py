@@ -116,6 +116,17 @@ def test_a_prompt_too_long_for_the_policy_is_refused_by_its_id(
     assert preflight == "false" or "leave long prompts out of the data: data.bad_rows=skip does" in line
 
 
+def test_rows_that_are_all_too_long_are_skipped_and_no_prompt_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([LONG.replace(b"long", b"lon%d" % n) for n in range(8)]))
+    assert covey_train("data.bad_rows=skip") == 2
+    found = capsys.readouterr().err
+    assert "prompts of more than 4092 tokens skipped: train-" in found
+    assert found.endswith("covey: environment=reward_functions has no training prompts\n")
+    assert "chat template" not in found
+
+
 @pytest.mark.long
 def test_too_long_prompts_are_skipped_named_and_counted_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
