@@ -45,7 +45,7 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "nano, arithmetic": Case(("recipe=arithmetic", "num_steps=20", "cold_start.num_steps=60"), (179200, 23040)),
+    "nano, arithmetic": Case(("recipe=arithmetic", "num_steps=60", "cold_start.num_steps=60"), (179200, 23040)),
     "SmolLM2-135M, brief, float32": Case((*BRIEF, "model.precision=float32"), (1280, 192)),
     "SmolLM2-135M, brief, bfloat16": Case((*BRIEF, "model.precision=bfloat16"), (1280, 192)),
     "SmolLM2-135M, brief, bfloat16, LoRA": Case((*BRIEF, "model.precision=bfloat16", LORA), (1280, 192)),

@@ -39,6 +39,8 @@ KEPT_FREE, HEAP_GROWTH = 2**30, 1.5
 """Bytes always allowed free after a step, and the factor by which those may grow."""
 RELEASED_PER_SECOND = 2**27
 """Bytes per second of a step; the kernel clears them in 1/30 of it (measured: 0.27 s for 1 GiB)."""
+LOOK_EVERY = 1.0
+"""Seconds of steps between looks at the heap: glibc walks all its free blocks."""
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -135,10 +137,15 @@ class Heap:
     def __init__(self) -> None:
         self._usual = 0
         """Bytes that were free after the first step since memory was released."""
+        self._seconds = 0.0
+        """Seconds of steps since the last look."""
 
     def after_step(self, seconds: float) -> None:
         """Release memory beyond KEPT_FREE if it grew, or if that is cheap."""
-        free = free_bytes()
+        self._seconds += seconds
+        if self._seconds < LOOK_EVERY:
+            return
+        seconds, self._seconds, free = self._seconds, 0.0, free_bytes()
         has_grown = 0 < HEAP_GROWTH * self._usual < free
         if free > KEPT_FREE and (has_grown or free < RELEASED_PER_SECOND * seconds):
             release_memory()

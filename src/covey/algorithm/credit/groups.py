@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,13 +49,6 @@ class Credit:
         if self.of_turns is None:
             return self.advantages
         return [[value for of_rollout in of_group for value in of_rollout] for of_group in self.of_turns]
-
-    def of_each_turn(self, groups: Sequence[Group]) -> Sequence[Sequence[Sequence[float]]]:
-        """Return each turn's advantage, an episode's where they share one."""
-        if self.of_turns is not None:
-            return self.of_turns
-        pairs = [zip(g.rollouts, own, strict=True) for g, own in zip(groups, self.advantages, strict=True)]
-        return [[(value,) * len(rollout.policy_turns) for rollout, value in of_group] for of_group in pairs]
 
 
 class CreditAssigner:
@@ -106,15 +100,14 @@ class CreditAssigner:
 
         So a group keeps its size, which pass@k needs.
         """
-        rows = [
-            (number, group.prompt, rollout, penalty)
-            for number, group in enumerate(groups)
-            for rollout, penalty in (
-                *zip(group.rollouts, kl[number] if kl is not None else [0.0] * len(group.rollouts), strict=True),
-                *((UNSCORED, 0.0) for _ in group.failures),
-            )
+        members = [(*group.rollouts, *(UNSCORED,) * len(group.failures)) for group in groups]
+        places = [number for number, own in enumerate(members) for _ in own]
+        prompts = tuple(groups[number].prompt for number in places)
+        rollouts = [one for own in members for one in own]
+        given = kl if kl is not None else [(0.0,) * len(group.rollouts) for group in groups]
+        penalties = [
+            value for group, own in zip(groups, given, strict=True) for value in (*own, *(0.0,) * len(group.failures))
         ]
-        places, prompts, rollouts, penalties = zip(*rows, strict=True) if rows else ((), (), (), ())
         token_ids = tuple(tuple(compress(one.target_ids, one.loss_mask)) for one in rollouts)
         names = tuple(dict.fromkeys(name for one in rollouts for name in one.parts))
         parts = [[one.parts.get(name, math.nan) for name in names] for one in rollouts]
@@ -155,7 +148,7 @@ def _turns(rollouts: Sequence[Rollout]) -> Turns:
 
 
 def _float64(values: Sequence[Any]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.from_numpy(np.array(values, dtype=np.float64))
 
 
 def _num_turns(rollout: Rollout) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -101,11 +102,10 @@ def compiled_layout(segments: Sequence[StreamSegment], device: torch.device) -> 
     assert device.type == "cpu", f"chosen for a CPU only, got {device}"
     if any(segment.parent is not None and segment.parent.parent is not None for segment in segments):
         return packed_layout(segments, device)
-    lengths = torch.tensor([segment.length for segment in segments])
-    starts = torch.tensor([segment.start for segment in segments])
+    starts_T = np.repeat([segment.start for segment in segments], [segment.length for segment in segments])
     stars = list(_stars(segments))
     return CompiledLayout(
-        torch.repeat_interleave(starts, lengths),
+        torch.from_numpy(starts_T),
         _chunks(chunk for star in stars for chunk in _forward_chunks(star)),
         _chunks(chunk for star in stars for chunk in _backward_chunks(star)),
     )

@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import correlation
 from typing import NamedTuple, TypeVar, get_args
 
-import torch
+import numpy as np
 
 from covey.algorithm.credit.groups import Credit
 from covey.algorithm.metrics import MEASURED, group_metrics, value
@@ -29,18 +29,6 @@ class StepResult(NamedTuple):
     """Rollouts that this rank sampled and did not train."""
     credit: Credit
     metrics: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutFact:
-    """The facts of one rollout that metrics need, exchanged by ranks."""
-
-    num_tokens: int
-    truncated: bool
-    policy_version: int
-    parts: Mapping[str, float]
-    names: tuple[str, ...]
-    """Names of the parts that are logged where one rollout has them."""
 
 
 MOST_TURNS = 8
@@ -87,21 +75,25 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
 
     `dropped` are sampled groups that are not trained; `version` counts finished training steps.
     """
-    facts = _of_all_ranks(_facts(groups))
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    facts = _of_all_ranks(
+        [(one.num_loss_tokens, one.finish_reason == "length", one.policy_version, dict(one.parts)) for one in rollouts]
+    )
+    lengths, truncated, versions, earned = zip(*facts, strict=True) if facts else ((), (), (), ())
     sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.earned])
     num_groups, num_dropped = collectives.all_sum_ints(len(groups), len(dropped))
-    lengths = [fact.num_tokens for fact in facts]
     row: Row = {
         "completion_length_mean": _mean(lengths),
         "completion_length_max": float(max(lengths)) if lengths else None,
-        "truncated_fraction": _mean([fact.truncated for fact in facts]),
-        "staleness_max": float(max(version - fact.policy_version for fact in facts)) if facts else None,
+        "truncated_fraction": _mean(truncated),
+        "staleness_max": float(version - min(versions)) if versions else None,
         "num_groups": float(num_groups),
         "num_groups_sampled": float(num_groups + num_dropped),
         "sampled_reward_mean": _mean(sampled),
     }
-    names = {name for fact in facts for name in fact.names if name != UNREWARDED}
-    parts = {name: values for name, values in _columns(fact.parts for fact in facts).items() if name in names}
+    # The part of turns is logged where a reward names it
+    names = {*_of_all_ranks([*{name for one in rollouts for name in one.reward.parts}])} - {UNREWARDED}
+    parts = {name: values for name, values in _columns(earned).items() if name in names}
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
     return (
@@ -206,14 +198,12 @@ def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
 
 def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
     pairs = [
-        (rollout, advantages)
-        for group, of_group in zip(groups, credit.of_each_turn(groups), strict=True)
-        for rollout, advantages in zip(group.rollouts, of_group, strict=True)
+        (rollout, own if isinstance(own, Sequence) else (own,) * len(rollout.turns))
+        for group, of_group in zip(groups, credit.row_advantages, strict=True)
+        for rollout, own in zip(group.rollouts, of_group, strict=True)
         if rollout.turns
     ]
-    facts = _of_all_ranks(
-        [(tuple(turn.reward for turn in rollout.turns), tuple(advantages)) for rollout, advantages in pairs]
-    )
+    facts = _of_all_ranks([(tuple(turn.reward for turn in rollout.turns), tuple(own)) for rollout, own in pairs])
     void = _of_all_ranks([any(turn.is_void for turn in rollout.turns) for rollout, _ in pairs])
     if not facts:
         return {}
@@ -268,15 +258,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _std(values: Sequence[float]) -> float | None:
-    return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else None
-
-
-def _facts(groups: Sequence[Group]) -> list[RolloutFact]:
-    return [
-        RolloutFact(r.num_loss_tokens, r.finish_reason == "length", r.policy_version, dict(r.parts), (*r.reward.parts,))
-        for group in groups
-        for r in group.rollouts
-    ]
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 DOCUMENT_NAMES = {
