@@ -33,7 +33,7 @@ class RunPart(NamedTuple):
     def steps(self) -> str:
         """Return the steps in words.
 
-        >>> Part(0.5, 3, 12).steps, Part(0.5, 0, 0, is_look=True).steps
+        >>> RunPart(0.5, 3, 12).steps, RunPart(0.5, 0, 0, is_look=True).steps
         ('steps 3 to 12', 'before step 1')
         """
         if self.is_look:

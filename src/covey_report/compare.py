@@ -87,6 +87,8 @@ def _together(rows: Sequence[Row]) -> str:
     for name in measures_of(*rows)[:1] if shared and len(rows) > 1 else ():
         values = [_values(row, name, shared) for row in rows]
         found = difference([[0.0] * len(shared)] * len(rows), values)
+        if math.isnan(found.value):
+            return said
         low = max(found.low, 0.0) if bounds_of([one for of_run in values for one in of_run]) else found.low
         told = _told(name, [_finite(value) for value in (found.value, low, found.high)], sign="")
         said += f"; together {told} on {number_of(len(shared), 'prompt')}"
@@ -111,6 +113,8 @@ def _against(*sides: Sequence[RunFiles]) -> dict[str, Any]:
         name: difference(*([_values(row, name, shared) for row in side] for side in (base, other)))
         for name in (measures_of(*rows) if shared else ())
     }
+    # Without a prompt that both sides could judge there is no difference, not one of 0
+    found = {name: one for name, one in found.items() if not math.isnan(one.value)}
     first = next(iter(found.values()), None)
     state = state_of(None if first is None else asdict(first), len(shared))
     words, levels = READINGS[state], {name: [_level(side, name, shared) for side in (base, other)] for name in found}

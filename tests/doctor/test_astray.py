@@ -30,10 +30,16 @@ def test_updates_that_lower_the_best_answers_go_astray_after_three_looks() -> No
 
 
 @pytest.mark.parametrize(
-    ("gains", "rest", "is_found"), [((-5, -4), 0.01, True), ((-5, 4), 0.01, False), ((-5, -4), 0.1, False)]
+    ("gains", "first", "rest", "is_found"),
+    [
+        *(((-5, -4), 0.34, 0.01, True), ((-5, 4), 0.34, 0.01, False), ((-5, -4), 0.34, 0.1, False)),
+        *(((-5, -4), -1.0, -0.5, False), ((-5, -4), -0.5, -1.0, True)),
+    ],
 )
-def test_two_updates_that_undo_all_rewards_go_astray(gains: tuple[float, ...], rest: float, is_found: bool) -> None:
-    looks = [{"update_gain": gain, "update_gain_error": 4.5, "sampled_reward_mean": 0.34} for gain in gains]
+def test_two_updates_that_undo_all_rewards_go_astray(
+    gains: tuple[float, ...], first: float, rest: float, is_found: bool
+) -> None:
+    looks = [{"update_gain": gain, "update_gain_error": 4.5, "sampled_reward_mean": first} for gain in gains]
     rows = [*looks, *({"sampled_reward_mean": rest} for _ in range(12))]
     log = log_of([{"step": step, "learning_rate": 1e-4, **row} for step, row in enumerate(rows, 1)], settings=FLOAT32)
     assert ("D37" in found(log)) is is_found

@@ -87,6 +87,20 @@ def test_runs_that_answer_every_prompt_alike_are_said_to_be_the_same() -> None:
     assert comparison([run(40), run(41, lr=1e-3)], ["one", "other"])["gains"][0]["words"] == "no difference shown"
 
 
+@pytest.mark.parametrize("judged", ["1" * 50 + "-" * 50, "-" * 100])
+def test_runs_without_a_prompt_that_both_could_judge_have_nothing_in_common(judged: str) -> None:
+    one, other = run(40, seed=0), run(0, seed=1)
+    for side, marks in ((one, judged), (other, judged[::-1])):
+        rewards = [None if mark == "-" else 1.0 for mark in marks]
+        counts = {"num_right": [0] * 100, "num_scored": [0] * 100}
+        side.verdicts[-1] |= {"right": marks, "rewards": rewards} | counts
+    found = comparison([one, other], ["one", "other"])
+    assert found["together"] == "one group of runs, alike but for the seed"
+    other.settings["lr"] = 1e-3
+    (gain,) = comparison([one, other], ["one", "other"])["gains"]
+    assert (gain["words"], gain["lines"]) == ("nothing in common", ["other against one"])
+
+
 @pytest.mark.parametrize(
     ("name", "judges"),
     [

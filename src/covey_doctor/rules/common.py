@@ -43,7 +43,7 @@ def nats(value: float) -> str:
 def from_to(first: RunPart, last: RunPart, show: Callable[[float], str] = number) -> str:
     """Describe a comparison, in the one form of all findings.
 
-    >>> from_to(Part(0.25, 3, 12), Part(0.5, 51, 60), percent)
+    >>> from_to(RunPart(0.25, 3, 12), RunPart(0.5, 51, 60), percent)
     'from 25 % (steps 3 to 12) to 50 % (steps 51 to 60)'
     """
     return f"from {show(first.value)} ({first.steps}) to {show(last.value)} ({last.steps})"

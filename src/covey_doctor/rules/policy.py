@@ -297,7 +297,8 @@ def _undone(log: RunLog, looks: list[tuple[int, float]]) -> Evidence | None:
     after = [value for step, value in rewards if looks and step > looks[-1][0]]
     if len(looks) < 2 or len(after) < VANISHED_STEPS or max(gain for _, gain in looks) >= 0:
         return None
-    if fmean(after) >= VANISHED * rewards[0][1]:
+    # A first reward below 0 has vanished by nothing above it
+    if fmean(after) >= min(rewards[0][1], VANISHED * rewards[0][1]):
         return None
     lowered = (
         f"updates moved the best answer of a group by {fmean(gain for _, gain in looks):.2g} nats against its worst"
