@@ -14,6 +14,8 @@ from fractions import Fraction
 from itertools import accumulate
 
 from covey_graders.grade import Grade
+from covey_graders.math.layout import boxed_answer
+from covey_graders.math.reading.normalize import plain
 from covey_graders.tags import visible
 
 OPERATORS = "+-*/"
@@ -21,11 +23,11 @@ MAX_LENGTH = 400
 MAX_DEPTH = 50
 MAX_DIGITS = 9
 
-_SIGNS = str.maketrans(
-    "\u00d7\u00b7\u22c5\u2217\u00f7\u2215\u2212\uff0b\uff0d\uff0a\uff0f\uff08\uff09", "****//-+-*/()"
-)
 _TOKEN = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|[-+*/()]")
 _TOKENS = re.compile(rf"(?:\s*(?:{_TOKEN.pattern}))+")
+_MIXED = re.compile(r"\d[\s{]*\\[a-z]*frac|[\u00bc-\u00be\u2150-\u215e]")
+"""A mixed number, or a character that is a fraction."""
+_TIMES = re.compile(r"(?<=[\d)]) [xX] (?=[\d(])")
 _TWO_SIGNS = re.compile(r"(?:^|[-+*/(])[-+]{2}")
 """Two signs in front of one number or bracket."""
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
@@ -47,9 +49,11 @@ def read_expression(text: str) -> Expression | None:
     """Read the whole text as an expression, None if invalid or too long.
 
     Numbers are whole and not negative; + - * / and parentheses, the usual precedence, a sign before a number or
-    parenthesis. No powers, no `//`, no decimal points, no product without a sign.
+    parenthesis, in plain text or LaTeX. No powers, no `//`, no decimal points, no product without a sign.
     """
-    text = text.strip().translate(_SIGNS)
+    if len(text) > MAX_LENGTH or _MIXED.search(text):
+        return None
+    text = _TIMES.sub("*", plain(text)).strip("$ ")
     if len(text) > MAX_LENGTH or not _TOKENS.fullmatch(text):
         return None
     tokens = _TOKEN.findall(text)
@@ -114,8 +118,9 @@ def grade(
 
 
 def find_expression(completion: str) -> str:
-    """Return the last answer tag's content outside of thoughts, "" without one."""
+    """Return the last answer tag's content outside of thoughts, else a box's."""
     said = visible(completion)
     end = said.rfind("</answer>")
     begin = said.rfind("<answer>", 0, end) if end >= 0 else -1
-    return said[begin + len("<answer>") : end].strip() if begin >= 0 else ""
+    found = said[begin + len("<answer>") : end].strip() if begin >= 0 else said
+    return boxed_answer(found) or (found if begin >= 0 else "")

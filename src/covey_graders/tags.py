@@ -13,17 +13,15 @@ _THINK = re.compile(
 def without_thoughts(completion: str) -> str:
     """Return the completion without think blocks, opened in it or before."""
     kept: list[str] = []
-    depth = position = 0
-    # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
+    is_inside, position = False, 0
     for tag in _THINK.finditer(completion):
-        if depth == 0:
-            kept = [] if any(tag.groups()) else [*kept, completion[position : tag.start()]]
-        depth = max(0, depth - 1) if any(tag.groups()) else depth + 1
-        position = tag.end()
+        ends = any(tag.groups())
+        # A mark within a thought is a word of it; a closing mark without an opening one ends a thought too
+        if not is_inside:
+            kept = [] if ends else [*kept, completion[position : tag.start()]]
+        is_inside, position = not ends, tag.end()
     # An unclosed thought has no answer
-    if depth == 0:
-        kept.append(completion[position:])
-    return "\n".join(part for part in kept if part)
+    return "\n".join(part for part in (*kept, "" if is_inside else completion[position:]) if part)
 
 
 def visible(completion: str) -> str:
@@ -32,15 +30,9 @@ def visible(completion: str) -> str:
 
 
 def after_thoughts(completion: str) -> str:
-    """Return the text after the last thought, trimmed.
-
-    Nothing where a thought never ends.
-    """
-    tags = list(_THINK.finditer(completion))
-    ends = [tag.end() for tag in tags if any(tag.groups())]
-    if ends:
-        return completion[ends[-1] :].strip()
-    return "" if tags and not completion[: tags[0].start()].strip() else completion
+    """Return the completion without thoughts, trimmed where it has some."""
+    said = without_thoughts(completion)
+    return said if said == completion else said.strip()
 
 
 def blocks(text: str, tag: str) -> list[str]:

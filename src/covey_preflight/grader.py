@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 
+from covey.run.records.answer_text import shorten
 from covey.system import collectives
 from covey.types import Prompt
 from covey_preflight.audit.cases import Case
@@ -13,6 +14,8 @@ from covey_preflight.text import judge_completions, trial_of
 
 LOGGER = logging.getLogger(__name__)
 NUM_PROMPTS = 2
+QUOTED = 60
+"""Characters of an answer in a remark."""
 KINDS = ("near miss", "another row's", "every candidate", "form alone", "flattery")
 """Kinds of cases that are asked, one case of each."""
 
@@ -29,7 +32,7 @@ def check_grader(subject: PreflightContext) -> Check:
     figure = f"{len(paid)} of {len(verdicts)} wrong answers are paid like right ones"
     if paid and collectives.is_main_process():
         first = paid[0]
-        told = (figure, first.prompt_id, f"{first.case.text!r:.60}", first.case.kind)
+        told = (figure, first.prompt_id, repr(shorten(first.case.text, QUOTED)), first.case.kind)
         LOGGER.warning("%s, first: prompt %s, %s (%s); covey audit shows all", *told)
     values = {"num_cases": float(len(verdicts)), "num_paid": float(len(paid))}
     return Check(True, figure, "", values=values)

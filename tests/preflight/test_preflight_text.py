@@ -29,6 +29,13 @@ def _build() -> Iterator[Build]:
 # ------------------------------------------------------------------------------------------------ gold answers
 
 
+def test_a_wrong_answer_that_is_paid_is_quoted_with_both_ends(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    environment = Golden(lambda prompt, text: float(len(text) > 60), lambda prompt: "7" * 80)
+    assert finding(build(environment), "wrong answers").values["num_paid"] > 0
+    quoted = "7" * 30 + " … (20 characters) … " + "7" * 29 + "8"
+    assert f"first: prompt train-0, '{quoted}' (near miss)" in caplog.text
+
+
 @pytest.mark.long
 def test_a_gold_answer_without_full_marks_is_refused_by_its_prompt(build: Build) -> None:
     wrong = {"train-1", "train-4", "train-7"}

@@ -24,7 +24,15 @@ from covey_graders.math.formulas.values import value_at
 from covey_graders.math.reading.claims import contradict
 from covey_graders.math.reading.normalize import TEXT_COMMAND, plain
 from covey_graders.math.reading.numerals import Reading, range_of, read_last, read_values
-from covey_graders.math.reading.units import conversion, differ_in_unit, measures_of, total_of, unit_of, without_unit
+from covey_graders.math.reading.units import (
+    conversion,
+    differ_in_unit,
+    measures_of,
+    same_time,
+    total_of,
+    unit_of,
+    without_unit,
+)
 from covey_graders.tables import patterns_beside
 
 
@@ -195,11 +203,20 @@ def _without_remarks(answer: ExtractedAnswer, gold: str) -> ExtractedAnswer:
 
 
 def _is_stated(gold: str, text: str) -> bool:
-    """Return True for the same text, range, or numbers with units."""
-    ends, measures = range_of(gold), measures_of(gold)
+    """Return True for the same text, range, time, or numbers with units."""
+    ends, measures, given = range_of(gold), measures_of(gold), measures_of(text)
     is_same_range = ends is not None and ends == range_of(text)
-    is_same_total = total_of(measures_of(text)) == total_of(measures) is not None
-    return text.strip(" $.") == gold.strip() or is_same_range or is_same_total or measures_of(text) == measures != set()
+    is_total = max(len(measures), len(given)) > 1 and _total(text) == _total(gold) is not None
+    is_same = text.strip(" $.") == gold.strip() or given == measures != set()
+    return is_same or is_same_range or is_total or same_time(text, gold)
+
+
+def _total(text: str) -> tuple[object, Fraction] | None:
+    """Return a quantity in one unit, of one number or of several."""
+    total, unit = total_of(measures_of(text)), unit_of(text)
+    values = [] if total or unit is None else read_values(text, strict=True, computed=True)
+    value = values[0].bare if len(values) == 1 else None
+    return total if unit is None or value is None else (unit.quantity, value * unit.size)
 
 
 def _needs_algebra(answer: ExtractedAnswer) -> bool:

@@ -49,7 +49,7 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
 
     packages: those that test code may import besides the standard library.
     """
-    row = {name: from_text(value) if name in PACKED else value for name, value in row.items()}
+    row = _unpack(row)
     prompt = _text(row, *PROMPTS)
     columns, left_out = _test_columns(row)
     # HumanEval's prompts are the beginning of the program itself
@@ -74,6 +74,10 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
         left_out=left_out,
     )
     return problem if opening else replace(problem, statement=_statement(problem, prompt, row, columns[0]))
+
+
+def _unpack(row: Row) -> Row:
+    return {name: from_text(value) if name in PACKED else value for name, value in row.items()}
 
 
 def _given(row: Row, *names: str) -> str:
@@ -106,9 +110,9 @@ def _test_columns(row: Row) -> tuple[list[Any], str]:
 def _named_tests(row: Row) -> list[Any]:
     """Collect the columns of tests, and those of such a column."""
     found: list[Any] = []
-    for value in [from_text(row[name]) for name in (_given(row, *TESTS), *TESTS) if row.get(name)]:
+    for value in [row[name] for name in (_given(row, *TESTS), *TESTS) if row.get(name)]:
         is_row = isinstance(value, Mapping) and not value.keys().isdisjoint(TESTS)
-        found += _named_tests(value) if is_row else [value]
+        found += _named_tests(_unpack(value)) if is_row else [value]
     return found
 
 

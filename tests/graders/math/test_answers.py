@@ -46,6 +46,9 @@ def test_thoughts_are_removed_even_if_the_template_opened_them() -> None:
     assert without_thoughts("a</think>b") == "b"
     assert without_thoughts("a<think>b").strip() == "a"
     assert without_thoughts("<think>a<think>b</think>c</think>d") == "d"
+    assert without_thoughts("<think>I write <think> first.</think>42") == "42"
+    assert after_thoughts("<think>I write <think> first.</think>\n42\n") == "42"
+    assert after_thoughts("a<think>b") == "a"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from covey_graders.math.reading.normalize import plain
 from covey_graders.tables import patterns_beside, steps, substitute, table_beside
 
 _RE = patterns_beside(__file__, PIECES)
-_DEGREES = steps(table_beside(__file__)["degrees"])
+_DEGREES, _FEET = (steps(table_beside(__file__)[name]) for name in ("degrees", "feet"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,10 @@ def conversion(answer: Unit | None, gold: Unit | None) -> Fraction:
 
 def measures_of(text: str) -> set[tuple[Fraction, Unit | str]]:
     """Return the numbers of `3 hours and 20 minutes` with units."""
-    stated = plain(text[:MAX_LENGTH]).lower()
+    stated = plain(substitute(text[:MAX_LENGTH], _FEET)).lower()
     found = _MEASURE.findall(stated) if _MEASURES.fullmatch(stated) else []
+    if any(len(word) == 1 and named(word) is None for _, word in found):
+        return set()
     return {(Fraction(number.replace(",", "")), named(word) or word.rstrip("s")) for number, word in found}
 
 
@@ -87,6 +89,25 @@ def total_of(measures: set[tuple[Fraction, Unit | str]]) -> tuple[object, Fracti
     if len(units) < len(measures) or len({unit.quantity for unit in units}) != 1:
         return None
     return units[0].quantity, sum((n * u.size for n, u in measures if isinstance(u, Unit)), Fraction(0))
+
+
+def same_time(text: str, other: str) -> bool:
+    """Return True for one time of day: 2:30 PM is 14:30."""
+    (ours, is_named), (theirs, is_other_named) = _clock(text), _clock(other)
+    return not ours.isdisjoint(theirs) if is_named or is_other_named else ours == theirs != set()
+
+
+def _clock(text: str) -> tuple[set[int], bool]:
+    """Return minutes after midnight, and whether "am" or "pm" is named."""
+    found = _RE["clock"].fullmatch(" ".join(plain(text[:MAX_LENGTH]).lower().split()).strip("$ ."))
+    if found is None or not (found["minute"] or found["half"] or found["word"]):
+        return set(), False
+    if found["word"]:
+        return {720 * (found["word"] == "noon")}, True
+    hour, half = int(found["hour"]), found["half"]
+    minutes = 60 * (hour % 12) + int(found["minute"] or 0)
+    halves = {half == "p"} if half else {False, True} if 0 < hour <= 12 else {12 <= hour < 24}
+    return {minutes + 720 * is_late for is_late in halves} if hour <= 24 else set(), half is not None
 
 
 def conversions(text: str, other: str) -> set[Fraction]:
@@ -159,7 +180,7 @@ LONG = 3
 TEMPERATURES = frozenset({"celsius", "fahrenheit", "kelvin"})
 MONEY = frozenset("$€£¥₹₩₽₺₫฿")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
-_MEASURE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)\s*([a-z]{2,})\b[.,\s]*(?:and\b\s*)?")
+_MEASURE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)\s*([a-z]+)\b[.,\s]*(?:and\b\s*)?")
 _MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern})+")
 MAX_LENGTH = 100
 """Characters of a number with its unit."""

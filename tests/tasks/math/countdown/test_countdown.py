@@ -112,6 +112,12 @@ def test_values_are_compared_as_fractions() -> None:
         ("<answer> </answer>", 0.0),
         ("<answer>3*5+7", 0.0),
         ("3*5+7", 0.0),
+        (r"So \boxed{3 \times 5 + 7}.", 1.0),
+        (r"<answer>$\boxed{7 + 3 \cdot 5}$</answer>", 1.0),
+        (r"<answer>3*5</answer> \boxed{3*5+7}", 0.1),
+        (r"<think>\boxed{3*5+7}</think>", 0.0),
+        (r"\boxed{3*5+7} or \boxed{3*5}", 0.1),
+        (r"\boxed{}", 0.0),
     ],
 )
 def test_the_last_closed_answer_tag_outside_the_thoughts_counts(completion: str, value: float) -> None:
