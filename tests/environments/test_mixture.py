@@ -19,7 +19,7 @@ from covey.environments.settings import ArithmeticConfig, MixtureConfig
 from covey.run.build import build_environment, training_stream
 from covey.run.build_stream import spread
 from covey.system.waits.watchdog import Watchdog
-from covey.types import Failure, Message, Prompt, Reward
+from covey.types import UNREWARDED, Failure, Message, Prompt, Reward
 from covey_tasks.math.settings import Gsm8kConfig
 
 from ..support.small import scripted
@@ -171,6 +171,12 @@ def test_a_reward_without_parts_gets_one() -> None:
     made = mixture(plain=scripted(lambda prompt, text: Reward(0.5, {})))
     verdict = asyncio.run(made.score(first(made, "plain"), ["x"]))
     assert verdict == [Reward(0.5, {"plain": 0.5, "plain/value": 0.5})]
+
+
+def test_what_a_teacher_trains_alone_earns_nothing_in_a_mixture_either() -> None:
+    unrewarded = Reward(0.0, {UNREWARDED: 0.0})
+    made = mixture(plain=scripted(lambda prompt, text: unrewarded))
+    assert asyncio.run(made.score(first(made, "plain"), ["x"])) == [unrewarded]
 
 
 def test_what_is_no_verdict_is_left_for_the_gate() -> None:

@@ -20,7 +20,7 @@ from covey.environments.base import (
 )
 from covey.environments.episode import maybe_await
 from covey.system.waits.watchdog import Watchdog
-from covey.types import Failure, Prompt, Reward
+from covey.types import UNREWARDED, Failure, Prompt, Reward
 
 LOGGER = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Mixture(Environment):
 
 
 def _add_term(name: str, verdict: Reward | Failure) -> Reward | Failure:
-    if not isinstance(verdict, Reward):
+    if not isinstance(verdict, Reward) or UNREWARDED in verdict.parts:
         return verdict
     own = verdict.parts or {"value": verdict.value}
     parts = {name: verdict.value, **{f"{name}/{term}": value for term, value in own.items()}}

@@ -75,23 +75,25 @@ def print_answers(folder: Path, num_best: int, num_worst: int, console: Console)
     """
     with as_written(folder / EVALUATIONS):
         rows = last_answers(folder)
-        is_told = any(row["reward"] is not None for row in rows)  # not where a teacher trains alone
+        told = [row for row in rows if row["reward"] is not None]  # not where a teacher trains alone
         # Greedy ones first among equals
-        ordered = sorted(rows, key=lambda row: (not row.get("correct"), -(row["reward"] or 0.0), not row.get("greedy")))
+        ordered = sorted(
+            told or rows, key=lambda row: (not row.get("correct"), -(row["reward"] or 0.0), not row.get("greedy"))
+        )
         best = ordered[: min(num_best, len(ordered))]
-        rest = ordered[len(best) :] if is_told else []
+        rest = ordered[len(best) :] if told else []
         wrong = [row for row in rest if not row.get("correct", row["reward"] >= ordered[0]["reward"])]
         worst = wrong[max(0, len(wrong) - num_worst) :][::-1]
         greedy = sum(bool(row.get("greedy")) for row in rows)
         kinds = f"{greedy} greedy and {len(rows) - greedy} sampled" if greedy else f"{len(rows)}"
         of = f"of {kinds} kept, step {rows[0]['step']}" if rows else ""
-        for title, chosen in (("best answers" if is_told else "answers", best), ("worst answers", worst)):
+        for title, chosen in (("best answers" if told else "answers", best), ("worst answers", worst)):
             texts = [as_text(row) for row in chosen]
             if texts:
                 console.print(Text(f"\n{title} ({of})", "italic"))
             for text in texts:
                 console.print(Text(text), soft_wrap=True)
-        if num_worst and rows and all(row.get("correct") for row in rows):
+        if num_worst and rows and all(row.get("correct") for row in ordered):
             console.print(Text(f"\nno answer is wrong ({of})", "italic"))
 
 

@@ -108,6 +108,22 @@ def test_answers_that_are_right_are_never_among_the_worst(
         assert ("no answer is wrong (of 8 greedy and 0 sampled kept, step 4)" in out) == (name == "good")
 
 
+def test_answers_without_a_reward_are_neither_best_nor_worst_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    taught = [answer(7, name, 0.0) | {"reward": None} for name in "xyz"]
+    write_run(
+        Path("both"),
+        rollouts=[*taught, *(answer(7, name, -value) for name, value in zip("abc", (1, 2, 3), strict=True))],
+    )
+    write_run(Path("taught"), rollouts=taught)
+    for name, shown in (("both", ["a?", "c?"]), ("taught", ["x?"])):
+        assert main(["show", name, "--answers=1"]) == 0
+        asked = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  prompt")]
+        assert asked == shown
+
+
 def test_no_answer_is_shown_twice(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "--answers=5", "run"]) == 0
     asked = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  prompt")]
