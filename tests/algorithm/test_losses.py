@@ -402,6 +402,12 @@ def test_every_aggregation_is_in_the_small_batch_test() -> None:
     assert len(AGGREGATIONS) == 9
 
 
+def test_taught_and_supervised_tokens_have_counts_of_their_own() -> None:
+    totals = StepCounts(num_tokens=9, num_sequences=3, num_rows=4, taught=(5, 2), supervised=(7, 1))
+    assert totals.of("taught") == StepCounts(num_tokens=5, num_sequences=2, num_rows=4)
+    assert totals.of("supervised") == StepCounts(num_tokens=7, num_sequences=1, num_rows=1)
+
+
 def test_empty_rows_count_only_when_asked() -> None:
     totals = count_totals(MASK)
     assert totals == StepCounts(num_tokens=4, num_sequences=2, num_rows=3)

@@ -49,6 +49,9 @@ def rows(inputs: ObjectiveInputs, index: list[int]) -> ObjectiveInputs:
     return ObjectiveInputs(**{name: value[:, :width] if value.ndim == 2 else value for name, value in picked.items()})
 
 
+TAUGHT = {"teacher": "teacher", "teacher_term": "sampled"}
+
+
 def config(**settings: Any) -> AlgorithmConfig:
     return AlgorithmConfig(**settings)
 
@@ -374,6 +377,8 @@ def test_the_largest_ratio_and_mismatch_are_found_inside_the_mask() -> None:
         ({"loss": "reinforce", "rejection": "token_k2", "rejection_thresholds": "1"}, {"needs_old"}),
         ({"loss": "reinforce", "m2po_threshold": 0.1}, {"needs_old", "needs_batch_selection"}),
         ({"loss": "reinforce", "kl_coef": 0.1}, {"needs_reference"}),
+        ({"loss": "reinforce", **TAUGHT, "teacher_max_ratio": None}, set()),
+        ({"loss": "reinforce", **TAUGHT}, {"needs_old"}),
         ({"loss": "reinforce", "kl_coef": 0.1, "kl_gradient": "is_weighted"}, {"needs_reference", "needs_old"}),
         ({"loss": "reinforce", "kl_coef": 0.1, "kl_estimator": "full"}, {"needs_reference", "needs_full_kl"}),
         ({"kl_estimator": "full"}, {"needs_old"}),
