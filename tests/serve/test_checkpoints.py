@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from covey.system.jsonl import read_rows
 from covey_serve.limits import RequestRefused, ServiceLimits
 from covey_serve.model.models import ModelShape
 from covey_serve.store.checkpoints import EXPIRES, Checkpoints, Saved, describe, facts_of
@@ -103,7 +104,10 @@ def test_rest_calls_tell_of_models_and_checkpoints_and_change_them(tmp_path: Pat
             assert told == {"training_run_id": model, "base_model": NAME, "is_lora": True, "lora_rank": 4}
             assert found["last_checkpoint"]["checkpoint_id"] == "weights/a"
             assert found["last_sampler_checkpoint"]["checkpoint_id"] == "sampler_weights/b"
-            for query, ids in {"": ["weights/a", "sampler_weights/b"], "?offset=1&limit=1": ["sampler_weights/b"]}.items():
+            for query, ids in {
+                "": ["weights/a", "sampler_weights/b"],
+                "?offset=1&limit=1": ["sampler_weights/b"],
+            }.items():
                 page = await client.call(f"checkpoints{query}", method="GET")
                 assert [one["checkpoint_id"] for one in page["checkpoints"]] == ids
                 assert page["cursor"]["total_count"] == 2
@@ -163,8 +167,6 @@ def test_the_row_of_a_served_step_has_all_tokens_since_the_one_before(tmp_path: 
             return losses
 
     losses = asyncio.run(run())
-    from covey.system.jsonl import read_rows
-
     (row,) = read_rows(next((tmp_path / "runs").glob("*/metrics.jsonl")))
     assert row["num_tokens"] == 6
     assert row["loss"] == pytest.approx(sum(losses))

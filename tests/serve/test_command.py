@@ -55,7 +55,8 @@ def test_a_served_folder_and_its_key_are_their_owners_alone_and_stay(tmp_path: P
     for _ in range(2):
         command.run_serve(["a=nano", "--to", str(root)])
     assert keys[0] == keys[1]
-    assert keys[0].startswith("tml-") and len(keys[0]) == 36
+    assert keys[0].startswith("tml-")
+    assert len(keys[0]) == 36
     modes = {name: (root / name).stat().st_mode & 0o777 for name in (".", "key", "serve.lock")}
     assert modes == {".": 0o700, "key": 0o600, "serve.lock": 0o600}
 
