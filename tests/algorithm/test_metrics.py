@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -24,6 +25,7 @@ from covey.algorithm.metrics import (
     value,
     weight_sums,
 )
+from covey.types import UNREWARDED
 
 NAN = math.nan
 
@@ -83,6 +85,17 @@ def test_one_absurd_sequence_leaves_the_mean_perplexity_finite() -> None:
     metrics = values(off_policy(policy, sampler, torch.tensor([[True]])))
     assert metrics["ppl"] == pytest.approx(math.exp(20.0))
     assert metrics["behaviour_ppl"] == pytest.approx(math.e)
+
+
+def test_rewards_that_stand_for_none_are_in_no_metric_of_rewards() -> None:
+    given = scores([0.0, 0.0, 1.0, 0.5, NAN], list("aabbb"), parts=[[0.0], [0.0], [NAN], [NAN], [NAN]])
+    found = values(group_metrics(replace(given, part_names=(UNREWARDED,))))
+    assert (found["reward_mean"], found["zero_std_fraction"], found["all_wrong_fraction"]) == (0.75, 0.0, 0.0)
+    assert found["unscored_fraction"] == 0.2
+    alone = replace(scores([0.0, 0.0], "aa", parts=[[0.0], [0.0]]), part_names=(UNREWARDED,))
+    assert {name for name, number in values(group_metrics(alone)).items() if number is not None} == {
+        "unscored_fraction"
+    }
 
 
 def test_nothing_to_average_has_no_mean() -> None:

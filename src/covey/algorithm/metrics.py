@@ -118,7 +118,8 @@ def group_metrics(
     all_correct_fraction (every reward >= correct_from) and all_wrong_fraction (<= wrong_to) over groups with any
     scored; unscored_fraction over rollouts. A group with one scored rollout counts as zero_std.
     """
-    rewards_N, groups_N, scored_N = scores.rewards_N, scores.groups_N, scores.scored
+    rewards_N, groups_N = scores.earned, scores.groups_N
+    scored_N = ~rewards_N.isnan()
     count_N = count_scored(rewards_N, groups_N)
     # Each scored rollout speaks for 1 / count of its group, so that every group counts once.
     share_N = torch.where(scored_N, 1 / count_N.clamp(min=1), 0.0)
@@ -130,7 +131,7 @@ def group_metrics(
         "zero_std_fraction": _average(spread_N <= atol, share_N),
         "all_correct_fraction": _average(_whole_group(~scored_N | (rewards_N >= correct_from), groups_N), share_N),
         "all_wrong_fraction": _average(_whole_group(~scored_N | (rewards_N <= wrong_to), groups_N), share_N),
-        "unscored_fraction": mean_over(1.0 - scored_N.to(rewards_N.dtype), torch.ones_like(scored_N)),
+        "unscored_fraction": mean_over(1.0 - scores.scored.to(rewards_N.dtype), torch.ones_like(scored_N)),
     }
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.system.lookup import one_of
-from covey.types import Prompt
+from covey.types import UNREWARDED, Prompt
 
 SINGLETON = ("zero", "raw", "error")
 ROUNDING = 1e-12
@@ -129,6 +129,14 @@ class Scores:
     def scored(self) -> Tensor:
         """Return (N,), True where there is a reward."""
         return ~self.rewards_N.isnan()
+
+    @property
+    def earned(self) -> Tensor:
+        """Return the rewards, NaN too where a teacher trains alone."""
+        if UNREWARDED not in self.part_names:
+            return self.rewards_N
+        applies_N = ~self.parts_NK[:, self.part_names.index(UNREWARDED)].isnan()
+        return self.rewards_N.masked_fill(applies_N, torch.nan)
 
     @property
     def num_groups(self) -> int:

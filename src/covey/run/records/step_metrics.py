@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan
 from statistics import correlation
 from typing import NamedTuple, TypeVar, get_args
 
@@ -35,11 +35,6 @@ MOST_TURNS = 8
 """Maximum turns of an episode that are logged one by one."""
 TOP_SHARE = 0.01
 """Share of a step's rollouts whose part in all advantages is logged."""
-OF_REWARDS = (
-    *("reward_mean", "reward_std", "mean_group_std", "zero_std_fraction", "all_correct_fraction", "all_wrong_fraction"),
-    "advantage_agreement",
-)
-"""Metrics of a step that rewards alone give."""
 
 
 def step_row(run: Run, step: int, stepped: StepResult, counted: Row) -> Row:
@@ -55,8 +50,6 @@ def step_row(run: Run, step: int, stepped: StepResult, counted: Row) -> Row:
     }
     if row["truncated_fraction"] == 1 and not (run.policy.stop_ids or run.config.sampling.stop):
         row["truncated_fraction"] = None  # nothing could end a completion
-    if row["sampled_reward_mean"] is None:  # a teacher alone, or nothing scored
-        row |= dict.fromkeys(OF_REWARDS)
     return row if run.policy.mask_id is None else row | fill_metrics(groups, credit, row)
 
 
@@ -134,7 +127,7 @@ def _count_repeated(group: Group) -> tuple[int, int, int]:
 
 def _credit_metrics(credit: Credit) -> Row:
     """Return the spread of trained rewards, and the advantages in the loss."""
-    rewards = credit.scores.rewards_N[credit.scores.scored].tolist()
+    rewards = [reward for reward in credit.scores.earned.tolist() if not isnan(reward)]
     own = [
         advantage
         for of_group, flags in zip(credit.advantages, credit.keep, strict=True)
