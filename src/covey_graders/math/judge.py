@@ -62,7 +62,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     if _is_stated(gold, answer.text):
         return True
     said = _RE["sentences"].split(answer.text[-MAX_FORMULA:].strip())[-1] if answer.form == "none" else answer.text
-    shortest = 1 if expected is not None or "\\text" in gold else 2
+    shortest = 1 if expected is not None or TEXT_COMMAND.search(gold) else 2
     units = unit_of(_RE["reason"].split(said)[0], shortest), unit_of(gold, shortest)
     if contradict(said, gold) or differ_in_unit(*units):
         return False
@@ -74,7 +74,8 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
             for text in (answer.text, *_in_parts(completion, gold))
             if not computed or _is_allowed(text, gold, question)
         ]
-        return any(same_formula(_converted(text, conversion(*units)), gold) for text in texts)
+        is_same = any(same_formula(_converted(text, conversion(*units)), gold) for text in texts)
+        return is_same or _same_measures(answer.text, gold, question, computed)
     return _same_number(answer, gold, question, computed, conversion(*units))
 
 
@@ -84,6 +85,14 @@ def _in_parts(completion: str, gold: str) -> list[str]:
     tree = read_tree(gold)
     is_list = isinstance(tree, Grouping) and tree.kind == "list" and len(tree.members) == len(boxes)
     return [", ".join(boxes)] if is_list else []
+
+
+def _same_measures(text: str, gold: str, question: str, computed: bool) -> bool:
+    """Compare lists of measures one by one: units may be left out."""
+    given, wanted = (_RE["between"].split(one) for one in (text, gold))
+    if len(given) != len(wanted) or len(wanted) < 2 or not any(map(unit_of, wanted)):
+        return False
+    return all(compare(f"\\boxed{{{a}}}", b, question, computed) for a, b in zip(given, wanted, strict=True))
 
 
 def _converted(text: str, factor: Fraction) -> str:
@@ -183,7 +192,8 @@ def choice_of(text: str) -> tuple[str, str]:
     found = _RE["choice"].fullmatch(bare)
     if found is None or _RE["next_choice"].search(found["text"] or ""):
         return "", bare
-    return (found["letter"] or found["word"]).upper(), (found["text"] or "").strip(" .:")
+    said = (found["letter"] or found["word"]).upper()
+    return {"TRUE": "YES", "FALSE": "NO"}.get(said, said), (found["text"] or "").strip(" .:")
 
 
 def _without_remarks(answer: ExtractedAnswer, gold: str) -> ExtractedAnswer:
@@ -207,7 +217,8 @@ def _is_stated(gold: str, text: str) -> bool:
     ends, measures, given = range_of(gold), measures_of(gold), measures_of(text)
     is_same_range = ends is not None and ends == range_of(text)
     is_total = max(len(measures), len(given)) > 1 and _total(text) == _total(gold) is not None
-    is_same = text.strip(" $.") == gold.strip() or given == measures != set()
+    several = [set(re.findall("[A-K]", one)) for one in (text, gold) if _RE["choices"].fullmatch(one)]
+    is_same = text.strip(" $.") == gold.strip() or given == measures != set() or several[1:] == several[:1] != []
     return is_same or is_same_range or is_total or same_time(text, gold)
 
 

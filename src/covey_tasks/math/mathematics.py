@@ -118,7 +118,7 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 def gold_answers(row: Row, settings: MathConfig) -> list[str]:
     """Collect the gold answers of a row. ValueError where there is none."""
     answer = value_in(row, settings.answer_column)
-    if answer is None:
+    if answer is None or (isinstance(answer, str) and not answer.strip()):
         if value_in(row, settings.solution_column) is None:
             raise ValueError(nothing_in(row, settings.answer_column, settings.solution_column))
         answer = boxed_answer(text_in(row, settings.solution_column))
