@@ -26,8 +26,8 @@ PROMPTS = (
 NAMES = ("entry_point", "function", "fn_name", "func_name")
 TESTS = (
     *("test_list", "tests", "test", "input_output", "public_test_cases", "private_test_cases", "test_cases"),
-    *("public_tests", "private_tests", "official_tests", "unit_tests", "test_code", "challenge_test_list", "testcase"),
-    *("verification_info", "assert_case", "functional"),
+    *("public_tests", "private_tests", "generated_tests", "official_tests", "unit_tests", "test_code"),
+    *("challenge_test_list", "testcase", "verification_info", "assert_case", "functional"),
 )
 PACKED = (*TESTS, "test_imports", "metadata")
 """Columns that copies in Parquet hold as JSON text."""
@@ -60,6 +60,8 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
     given = "\n".join([solution or "", row.get("starter_code") or "", preamble, prompt])
     suite = Suite("", _setup(row, opening, preamble), entry_point, given, packages)
     tests = _different([test for column in columns for test in _tests(column, suite, _function(row, column))])
+    if not tests:
+        raise ValueError("has no test: its lists of tests are empty")
     is_script = all(isinstance(test, OutputTest) for test in tests)
     level = row.get("difficulty")
     problem = Problem(
@@ -94,7 +96,7 @@ def _text(row: Row, *names: str) -> str:
 def _test_columns(row: Row) -> tuple[list[Any], str]:
     """Collect the columns of tests, and the reason to omit one."""
     if row.get("inputs") and row.get("outputs"):
-        row = {"tests": {"inputs": row["inputs"], "outputs": row["outputs"]}, **row}
+        row = {"tests": {name: from_text(row[name]) for name in ("inputs", "outputs")}, **row}
     columns = _named_tests(row)
     columns = [value for place, value in enumerate(columns) if value not in columns[:place]]
     # A pickle runs whatever its author likes

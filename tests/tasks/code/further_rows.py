@@ -7,6 +7,8 @@ from typing import Any
 FURTHER: dict[str, tuple[dict[str, Any], str, str]] = {
     'row-level inputs': ({'question': 'sum', 'inputs': ['1 2'], 'outputs': ['3']}, 'a,b=map(int,input().split()); print(a+b)', 'print(4)'),
     'codecontests': ({'description': 'sum', 'public_tests': {'input': ['1 2'], 'output': ['3']}, 'private_tests': {'input': ['4 5'], 'output': ['9']}}, 'a,b=map(int,input().split()); print(a+b)', 'print(3)'),
+    'codecontests, generated': ({'description': 'sum', 'public_tests': {'input': ['1 2'], 'output': ['3']}, 'private_tests': {'input': [], 'output': []}, 'generated_tests': {'input': ['5 6'], 'output': ['11']}}, 'a,b=map(int,input().split()); print(a+b)', 'print(3)'),
+    'row-level inputs as text': ({'question': 'sum', 'inputs': '["1 2", "2 2"]', 'outputs': '["3", "4"]'}, 'a,b=map(int,input().split()); print(a+b)', 'print(3)'),
     'cf official': ({'description': 'sum', 'official_tests': [{'input': '1 2', 'output': '3'}]}, 'a,b=map(int,input().split()); print(a+b)', 'print(4)'),
     'apps fn starter': ({'question': 'q', 'starter_code': 'class Solution:\n    def add(self, a, b):\n        ', 'input_output': '{"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}'}, 'class Solution:\n    def add(self,a,b): return a+b', 'class Solution:\n    def add(self,a,b): return a-b'),
     'fn strings': ({'question': 'q', 'input_output': '{"fn_name": "cat", "inputs": ["\\"a\\"\\n\\"b\\""], "outputs": ["\\"ab\\""]}'}, 'def cat(a,b): return a+b', 'def cat(a,b): return b'),

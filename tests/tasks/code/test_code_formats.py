@@ -121,6 +121,7 @@ def test_test_code_whose_parts_hang_together_stays_whole(source: str) -> None:
         ({"prompt": None}, "column 'prompt' is empty"),
         ({"prompt": 3}, "column 'prompt' must be text, got 3"),
         ({"tests": []}, "column 'tests' is empty"),
+        ({"tests": {"inputs": [], "outputs": []}}, "has no test: its lists of tests are empty"),
         ({"tests": {"test_cases": []}}, "column 'test_cases' is empty"),
         ({"tests": "assert f(1) =="}, "tests are not Python code"),
         ({"tests": [{"args": 3, "expected": 3}]}, 'a test must be {"args": [...], "expected": ...}'),
