@@ -85,8 +85,8 @@ def _checked(instruction_id: str, name: str, value: Any) -> Any:
         if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
             raise ValueError(f"{where} must be a list of words, got {value!r}")
         return list(value)
-    if name.endswith("relation") and value not in text_checks.RELATIONS:
-        raise ValueError(f"{where} must be one of {', '.join(text_checks.RELATIONS)}, got {value!r}")
+    if name.endswith("relation") and value not in text_checks.COMPARED:
+        raise ValueError(f"{where} must be one of {', '.join(text_checks.COMPARED)}, got {value!r}")
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{where} must be a text that is not blank, got {value!r}")
     if name == "letter" and len(value.strip()) != 1:

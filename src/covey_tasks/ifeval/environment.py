@@ -16,7 +16,7 @@ from covey_graders.ifeval.instructions import CHECKS, NEED_LANGDETECT, Instructi
 from covey_graders.ifeval.topics import echoes, has_content, is_about, num_different_words, words_of
 from covey_tasks.ifeval.generator import generate
 from covey_tasks.ifeval.kinds import MATERIAL
-from covey_tasks.ifeval.prompts import COLUMNS, from_requests, load, prompt_of
+from covey_tasks.ifeval.prompts import COLUMNS, from_requests, load, prompt_of, with_columns
 from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme, scheme_of
 from covey_tasks.ifeval.settings import IfevalConfig
 
@@ -71,7 +71,7 @@ def build_ifeval(settings: IfevalConfig, config: BuildSettings) -> Environment:
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
     make = partial(prompt_of, instruction=ask)
-    how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), make=make)
+    how_to_read = replace(row_settings(config.data, COLUMNS, prompt=("prompt",), make=make), known=with_columns)
     return IFEval(load(config.data.path, settings.benchmark, how_to_read, generated), scheme)
 
 

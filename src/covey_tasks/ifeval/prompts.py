@@ -3,10 +3,13 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from covey.environments.base import SPLITS, Split, conversation, text_of
+from covey.environments.data.columns import VERLS, from_text, value_in
 from covey.environments.data.rows import RowSettings, load_rows, make_prompts
+from covey.system.lookup import read_table
 from covey.types import Prompt
 from covey_graders.ifeval.instructions import instructions_of
 from covey_tasks.columns import list_in, text_in
@@ -47,7 +50,8 @@ def _benchmark_prompts(path: str, how: RowSettings) -> list[Prompt]:
 
     Nothing is trained on them: they are marked, and every answer to them is judged by its form alone.
     """
-    splits = load_rows(path, RowSettings(columns=COLUMNS, make=how.make, bad_rows=how.bad_rows)).splits
+    settings = RowSettings(columns=COLUMNS, known=how.known, make=how.make, bad_rows=how.bad_rows)
+    splits = load_rows(path, settings).splits
     prompts: list[Prompt] = [prompt for split in SPLITS for prompt in splits[split]]
     if all(isinstance(prompt.columns["key"], int) for prompt in prompts):
         prompts.sort(key=lambda prompt: prompt.columns["key"])
@@ -61,6 +65,25 @@ def from_requests(requests: Iterable[Request], split: Split, style: str, instruc
         columns = {"topic": request.topic, "style": style, "instruction_id_list": kinds, "kwargs": arguments}
         found.append(Prompt(f"{split}-{index}", "ifeval", conversation(request.text, instruction), columns))
     return found
+
+
+def with_columns(row: Row) -> Row:
+    """Return a row of verl or Tulu with IFEval's columns."""
+    if row.get("prompt") is None:
+        row = {**row, "prompt": row["messages"]} if "messages" in row else row
+    truth = from_text(value_in(row, VERLS if VERLS.partition(".")[0] in row else "ground_truth"))
+    truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
+    if not isinstance(truth, Mapping):
+        return row
+    kinds, given = truth.get("instruction_id_list", truth.get("instruction_id")), truth.get("kwargs")
+    if name := truth.get("func_name"):
+        function = FUNCTIONS.get(name, {"kind": name})
+        said = {ours: truth.get(theirs) for theirs, ours in function.get("names", {}).items()}
+        kinds, given = [function["kind"]], [said | function.get("means", {})]
+    return {**row, "instruction_id_list": kinds, "kwargs": given}
+
+
+FUNCTIONS = read_table(Path(__file__).with_name("functions.yaml"))
 
 
 def prompt_of(row: Row, instruction: str = "") -> Prompt:

@@ -232,7 +232,8 @@ def test_nonsense_of_megabytes_is_judged_in_a_moment(kind: str, nonsense: str) -
         (
             "length_constraints:number_words",
             {"num_words": 5, "relation": "more than"},
-            "relation of length_constraints:number_words must be one of less than, at least, got 'more than'",
+            "relation of length_constraints:number_words must be one of less than, at least, at most, exactly, around, "
+            "got 'more than'",
         ),
         (
             "length_constraints:number_words",

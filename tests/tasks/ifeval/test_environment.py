@@ -338,3 +338,34 @@ def test_settings_that_nothing_would_read_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             validate(Config(environment=IfevalConfig(**settings), data=data))
+
+
+# ------------------------------------------------------------------------------------------------ rows of others
+
+TULU = {"messages": [{"role": "user", "content": "Say it."}], "dataset": "ifeval", "constraint_type": "words"}
+OTHERS = {
+    "RLVR-IFeval": (TULU, '{"func_name": "verify_keyword_frequency", "word": "cat", "N": 2, "quantifier": null}'),
+    "RLVR-IFeval, words": (TULU, '{"func_name": "validate_word_constraint", "N": 20, "quantifier": "around"}'),
+    "IF_multi_constraints": (TULU, "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]"),
+}
+HELD = "The cat saw one other cat on my mat and that was all there is to say of it here"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_rows_of_tulu_are_read_as_they_are(tmp_path: Path, name: str) -> None:
+    row, truth = OTHERS[name]
+    rows = [{**row, "messages": [{"role": "user", "content": f"Say it {n}."}], "ground_truth": truth} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\r\n" for row in rows))
+    environment = built(DataConfig(path=str(tmp_path / "rows.jsonl")))
+    prompt = environment.prompts("train")[0]
+    told = [
+        reward.value for reward in asyncio.run(environment.score(prompt, [HELD, "A cat, a dog, and again a bird."]))
+    ]
+    assert told == [1.0, 0.0]
+
+
+def test_a_check_that_ifeval_does_not_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    row = {**TULU, "ground_truth": '{"func_name": "verify_paragraph_count", "N": 4}'}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n")
+    with pytest.raises(ValueError, match="got 'verify_paragraph_count'"):
+        built(DataConfig(path=str(tmp_path / "rows.jsonl")))

@@ -1,7 +1,9 @@
 """Checks of words, lengths, layout, language and case; True if followed."""
 
 import json
+import operator
 import re
+from collections.abc import Callable
 
 from covey_graders.ifeval.checks.languages import detect
 from covey_graders.ifeval.checks.sentences import sentences
@@ -11,6 +13,12 @@ _RE = patterns_beside(__file__)
 
 AT_LEAST, LESS_THAN = "at least", "less than"
 RELATIONS = (LESS_THAN, AT_LEAST)
+"""Relations of IFEval itself."""
+COMPARED: dict[str, Callable[[int, int], bool]] = {
+    **{LESS_THAN: operator.lt, AT_LEAST: operator.ge, "at most": operator.le, "exactly": operator.eq},
+    "around": lambda count, threshold: abs(count - threshold) <= max(round(threshold * 0.1), 1),
+}
+"""These, and further ones of Tulu's rows."""
 
 _TABLE = table_beside(__file__)
 _AT_MARKS, _IN_WORDS = steps(_TABLE["at_marks"]), steps(_TABLE["in_words"])
@@ -19,7 +27,7 @@ _AT_MARKS, _IN_WORDS = steps(_TABLE["at_marks"]), steps(_TABLE["in_words"])
 
 def compares(count: int, relation: str, threshold: int) -> bool:
     """Return True if a count stands to the threshold as the relation says."""
-    return count >= threshold if relation == AT_LEAST else count < threshold
+    return COMPARED[relation](count, threshold)
 
 
 def existence(text: str, *, keywords: list[str]) -> bool:
