@@ -1,6 +1,8 @@
 """Read columns of tasks' rows: questions, lists, answers as verl keeps them."""
 
+import re
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 from covey.environments.base import is_message, text_of
@@ -9,6 +11,14 @@ from covey.system.jsonl import as_lists
 
 ASKING = ("system", "developer", "user")
 """Roles of a question."""
+LETTERS = "ABCDEFGHIJK"
+CHOICES = ("choices", "options", "endings")
+RIGHT = ("answer", "answerKey", "answer_index", "label", "correct", "Correct Answer", "correct_answer")
+"""Columns of choices, and of the right one."""
+OWN_LETTER = re.compile(r"^\s*\(?[A-K][).:] ?(?=\S)")
+"""A letter that a choice begins with already."""
+WRONG = ("incorrect answer", "distractor")
+"""Beginnings of columns of wrong choices, each in its own."""
 
 
 def text_in(row: Row, column: str) -> str:
@@ -44,6 +54,34 @@ def of_verl(row: Row, problem: str, answer: str, form: str = "{}") -> Row:
         return row
     put = truth if form.partition("{}")[0] in str(truth) else form.format(truth)
     return {problem: row.get("prompt"), answer: put} | {name: value for name, value in row.items() if value is not None}
+
+
+def of_choices(row: Row, problem: str, answer: str) -> Row:
+    """Return a row of multiple choice with its choices under the question.
+
+    Its answer is the letter and text of one: a label, a place counted from 0, or the text itself tells which.
+    """
+    found = next((from_text(row[name]) for name in CHOICES if row.get(name) is not None), None)
+    labels = list(LETTERS)
+    if isinstance(found, list) and found and all(isinstance(one, Mapping) and len(one) > 1 for one in found):
+        found = dict(list(one.values())[:2] for one in found)
+    if isinstance(found, Mapping):
+        is_table = {"text", "label"} <= found.keys()
+        labels, found = (found["label"], found["text"]) if is_table else (list(found), list(found.values()))
+    right = next((row[name] for name in (answer, *RIGHT) if row.get(name) is not None), None)
+    if found is None and isinstance(right, str):
+        wrong = [str(value) for name, value in row.items() if name.lower().startswith(WRONG) and value is not None]
+        found = Random(right).sample([right, *wrong], len(wrong) + 1) if wrong else None
+    asked = value_in(row, problem)
+    if not isinstance(found, list) or not 1 < len(found) <= len(LETTERS) or not isinstance(asked, str):
+        return row
+    texts = [OWN_LETTER.sub("", str(text)).strip() for text in found]
+    shown = [f"({letter}) {text}" for letter, text in zip(LETTERS, texts, strict=False)]
+    places = range(len(texts))
+    named = dict(zip(map(str, places), places, strict=True)) | dict(zip(texts, places, strict=True))
+    named |= dict(zip(map(str, labels), places, strict=False))
+    place = right if isinstance(right, int) else named.get(str(right).strip(), -1)
+    return {**row, problem: "\n".join([asked, *shown]), answer: shown[place] if place in places else None}
 
 
 def nothing_in(row: Row, *columns: str) -> str:

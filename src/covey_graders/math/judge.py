@@ -55,7 +55,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return False
     answer = _without_remarks(answer, gold)
     if letter:
-        said, text = choice_of(answer.text if answer.form != "none" else answer.text.rpartition("\n")[2])
+        said, text = choice_of(answer.text if answer.form != "none" else _chosen_line(answer.text))
         if said or not wording:
             return said == letter or (not said and same_spelling(text, gold))
         return compare(completion, wording, question, computed, is_cut)
@@ -85,6 +85,16 @@ def _in_parts(completion: str, gold: str) -> list[str]:
     tree = read_tree(gold)
     is_list = isinstance(tree, Grouping) and tree.kind == "list" and len(tree.members) == len(boxes)
     return [", ".join(boxes)] if is_list else []
+
+
+def _chosen_line(text: str) -> str:
+    """Return the last line, or the only choice; "" for a list."""
+    lines = [line for line in text.split("\n") if line.strip()][-MAX_LINES:]
+    letters = [choice_of(line)[0] for line in lines]
+    if letters[-1:] == [""]:
+        chosen = [place for place, letter in enumerate(letters) if letter]
+        return lines[chosen[0]] if len({letters[place] for place in chosen}) == 1 else lines[-1]
+    return "" if len(letters) > 1 and letters[-2] not in ("", letters[-1]) else lines[-1]
 
 
 def _same_measures(text: str, gold: str, question: str, computed: bool) -> bool:
@@ -246,3 +256,5 @@ FORMULAS = frozenset({"box", "formula"})
 """Forms that hold an answer and nothing else."""
 DIGITS_OF_A_FLOAT = 15
 MAX_SINGLE = 2**127
+MAX_LINES = 60
+"""Last lines of an answer that are searched for a choice."""

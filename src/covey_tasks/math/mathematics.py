@@ -32,7 +32,7 @@ from covey_graders.math.answers import find_answer
 from covey_graders.math.judge import compare, is_no_answer
 from covey_graders.math.layout import boxed_answer, has_one_box
 from covey_graders.tags import first_block, visible
-from covey_tasks.columns import nothing_in, of_verl, text_in
+from covey_tasks.columns import nothing_in, of_choices, of_verl, text_in
 from covey_tasks.math.schemes import check_format_reward, graded, torchrl_reward
 from covey_tasks.math.settings import MathConfig
 from covey_tasks.math.verified import VerifiedAnswers
@@ -106,8 +106,9 @@ class Mathematics(VerifiedAnswers):
 def build_math(settings: MathConfig, config: BuildSettings) -> VerifiedAnswers:
     make = partial(prompt_of, settings=settings)
     how = row_settings(config.data, (settings.problem_column,), "environment.problem_column", make=make)
-    known = partial(of_verl, problem=settings.problem_column, answer=settings.answer_column)
-    return Mathematics(load_rows(config.data.path, replace(how, known=known)).splits, settings)
+    names = settings.problem_column, settings.answer_column
+    how = replace(how, known=lambda row: of_choices(of_verl(row, *names), *names))
+    return Mathematics(load_rows(config.data.path, how).splits, settings)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:

@@ -1,5 +1,6 @@
 """Columns of other people's rows: within others, as messages, as JSON text, and verl's."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from covey.environments.data.columns import value_in
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.data.settings import DataConfig
 from covey_tasks.code.settings import CodeConfig
-from covey_tasks.columns import text_in
+from covey_tasks.columns import of_choices, text_in
 from covey_tasks.ifeval.prompts import prompt_of
 from covey_tasks.math.settings import Gsm8kConfig, MathConfig
 
@@ -126,3 +127,44 @@ def test_what_is_no_list_is_said() -> None:
     row = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": "{}"}
     with pytest.raises(ValueError, match="column 'kwargs' must be a list"):
         prompt_of(row)
+
+
+# ------------------------------------------------------------------------------------------------ multiple choice
+
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {
+    "MMLU": ({"choices": ["3", "4", "5"], "answer": 1}, "(B) 4"),
+    "MMLU as CSV": ({"choices": "['Rome', 'Paris']", "answer": "1"}, "(B) Paris"),
+    "MMLU-Pro": ({"options": list("rstuvwxyz"), "answer": "I", "answer_index": 8}, "(I) z"),
+    "ARC": ({"choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}, "(B) y"),
+    "HellaSwag": ({"endings": ["runs", "flies"], "label": "0"}, "(A) runs"),
+    "MedQA": ({"options": {"A": "x", "B": "y"}, "answer": "y", "answer_idx": "B"}, "(B) y"),
+    "MedQA, list": ({"options": [{"key": "A", "value": "x"}, {"key": "B", "value": "y"}], "answer": "B"}, "(B) y"),
+    "AQuA": ({"options": ["A)21", "B)21.5"], "correct": "B"}, "(B) 21.5"),
+    "GPQA": ({"Correct Answer": "42", "Incorrect Answer 1": "1", "Incorrect Answer 2": "2"}, "(C) 42"),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_stand_under_the_question_and_the_answer_is_one_of_them(name: str) -> None:
+    row, answer = CHOICES[name]
+    read = of_choices({"question": "Which?", **row}, "question", "answer")
+    assert read["answer"] == answer
+    assert f"\n{answer}" in read["question"]
+    assert read["question"].startswith("Which?\n(A) ")
+
+
+def test_a_row_without_choices_stays_and_one_without_the_right_one_has_none() -> None:
+    assert of_choices({"question": "Which?", "answer": "4"}, "question", "answer")["answer"] == "4"
+    assert of_choices({"question": "Q", "options": ["x", "y"], "label": "-1"}, "question", "answer")["answer"] is None
+
+
+def test_an_answer_to_a_row_of_choices_is_judged_by_letter_or_text(tmp_path: Path) -> None:
+    rows = [{"question": f"Which {n}?", "choices": ["Rome", "Paris"], "answer": 1} for n in range(4)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    config = Config(
+        environment=MathConfig(problem_column="question"), data=DataConfig(path=str(tmp_path / "rows.json"))
+    )
+    environment = config.environment.build(config, print)
+    prompt = environment.prompts("train")[0]
+    said = ["The answer is (B).", "\\boxed{Paris}", "B", "A", "(A) Rome\n(B) Paris", "Both."]
+    assert [reward.value for reward in asyncio.run(environment.score(prompt, said))] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
