@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey.engine.base import Engine, EngineStats
 from covey.policy import sharding
-from covey.policy.plain import plain_model, rollout_logprobs
+from covey.policy.plain import plain_model, rollout_logprobs, rounded_and_exact
 from covey.rollouts.rollout import causal_rollout
 from covey.system import collectives
 from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
@@ -81,11 +81,16 @@ def check_plain(subject: PreflightContext) -> Check:
         first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1
     )
     looks = [Look("short", short, _longest(short)), *_at_full_length(subject)]
-    gaps: dict[str, Tensor] = {}
-    for look in looks:
-        gaps |= {f"{who}/{look.name}": gap_L for who, gap_L in _gaps(subject, look.groups).items()}
+    gaps = _gaps_of(subject, looks)
     rollouts = [rollout for look in looks for group in look.groups for rollout in group.rollouts]
-    wrong, limit = explained_logprobs(subject, gaps, [rollout for rollout in rollouts if rollout.num_loss_tokens])
+    rollouts = [rollout for rollout in rollouts if rollout.num_loss_tokens]
+    wrong, limit = explained_logprobs(subject, gaps, rollouts)
+    may_round = not (subject.run.policy.computes_whole or subject.config.preflight.logprob_tolerance)
+    if may_round and any(collectives.all_gather(bool(wrong))):
+        # Where transformers rounds as much, its log-probs in the run's own precision are the measure
+        alike = _gaps_of(subject, looks, rounded=True)
+        if not any(collectives.all_gather(bool(explained_logprobs(subject, alike, rollouts)[0]))):
+            gaps, wrong = alike, []
     means = {name: float(gap_L.mean()) for name, gap_L in gaps.items()}
     largest = {name: float(gap_L.max()) for name, gap_L in gaps.items()}
     # A NaN is the worst of all, which max() alone would not see.
@@ -106,15 +111,20 @@ def check_plain(subject: PreflightContext) -> Check:
     return Check(not wrong, figure, allowed_nats(limit), remedy if wrong else "", values)
 
 
-def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tensor]:
+def _gaps_of(subject: PreflightContext, looks: Sequence[Look], *, rounded: bool = False) -> dict[str, Tensor]:
+    found = [(look.name, _gaps(subject, look.groups, rounded)) for look in looks]
+    return {f"{who}/{name}": gap_L for name, gaps in found for who, gap_L in gaps.items()}
+
+
+def _gaps(subject: PreflightContext, groups: Sequence[Group], rounded: bool) -> dict[str, Tensor]:
     """Return the gaps of engine and trainer to transformers, in nats.
 
-    For the engine, only sampled tokens count.
+    For the engine, only sampled tokens count. With `rounded` transformers computes in the run's precision.
     """
     config, run, policy = subject.config, subject.run, subject.run.policy
     rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
     with torch.no_grad(), sharding.gather_weights(policy):
-        plain = plain_model(policy)
+        plain = rounded_and_exact(policy)[0] if rounded else plain_model(policy)
         expected_L = torch.cat([rollout_logprobs(plain, rollout, run.source.sampling) for rollout in rollouts])
     batch = laid_out(subject, synthetic_rows(groups, 1.0), config.packing, config.micro_batch_tokens)
     found = {"trainer": (trainer_logprobs(subject, batch).double() - expected_L.double()).abs()}
@@ -201,10 +211,11 @@ def reachable_tokens(subject: PreflightContext) -> int:
     """Return the longest sequence affordable for plain attention, on every rank."""
     policy = subject.run.policy
     shape, kind = policy.causal_lm.config.get_text_config(decoder=True), policy.device.type
+    num_layers = max(1, len(sharding.layers_of(policy.causal_lm)))  # BLT's configuration does not say
     num_heads = int(getattr(shape, "num_attention_heads", 1))
     # Operations: linear ones, two a weight, and quadratic ones, mostly to move a score that is held whole.
     linear = 2.0 * sum(weight.numel() for weight in policy.causal_lm.parameters())
-    quadratic = float(SCORE_WORK * num_heads * shape.num_hidden_layers)
+    quadratic = float(SCORE_WORK * num_heads * num_layers)
     work = WORK.get(kind, WORK["cpu"])
     by_time = (math.sqrt(linear**2 + 4 * quadratic * work) - linear) / (2 * quadratic)
     by_room = math.sqrt(ROOM * subject.available(policy.device) / (SCORE_BYTES * num_heads))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.checks.architectures import save
 from covey.policy.attention import base as attention
 from covey.policy.models import loading
 from covey.policy.models.loading import load_policy
@@ -190,6 +191,44 @@ def test_a_wrong_factor_in_the_backward_pass_of_a_sharp_policy_is_refused(
 
     load_with(monkeypatch, spoil)
     assert not finding(sharpen(build(**SHARP, model__kernels="torch"), 100.0), "true gradient").passed
+
+
+@pytest.mark.long
+def test_where_transformers_rounds_as_much_it_is_the_measure(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save("mamba", str(tmp_path))
+    how = {"model__name": str(tmp_path), "model__precision": "bfloat16"}
+    found = finding(build(**how), "true gradient")
+    assert found.passed
+    assert found.values["gradient"] > 0.3
+    assert "against transformers in bfloat16" in found.figure
+    assert "model.precision=bfloat16 keeps few digits of this model" in caplog.text
+    load_with(monkeypatch, halve_a_gradient)
+    assert not finding(build(**how), "true gradient").passed
+
+
+def halve_a_gradient(policy: Policy) -> None:
+    layers: Any = policy.causal_lm.base_model.layers
+    layers[0].mixer.register_full_backward_hook(lambda module, inner, outer: tuple(0.5 * g for g in inner))
+
+
+@pytest.mark.long
+def test_a_model_that_cuts_its_gradient_is_not_held_to_differences(build: Build, tmp_path: Path) -> None:
+    save("hrm_text", str(tmp_path))
+    found = finding(build(model__name=str(tmp_path)), "true gradient")
+    assert found.passed
+    assert set(found.values) == {"gradient", "tokens"}
+    assert "the model runs layers without gradient" in found.figure
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["blt", "ernie4_5_moe", "xglm"])
+def test_odd_configurations_routers_and_numbers_are_checked(name: str, build: Build, tmp_path: Path) -> None:
+    save(name, str(tmp_path))
+    subject = build(model__name=str(tmp_path), sampling__max_tokens=4)
+    assert finding(subject, "transformers").passed
+    assert finding(subject, "true gradient").values["slope"] < 1e-3
 
 
 # ------------------------------------------------------------------------------------------------ planted mistakes

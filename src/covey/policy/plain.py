@@ -79,6 +79,8 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
             model: PreTrainedModel = own.skeleton(dtype)
         else:
             model = type(own)._from_config(copy.deepcopy(own.config), dtype=dtype, **EAGER)
+    for weight in model.parameters():  # routers of some are in float32 whatever is asked for
+        weight.data = weight.data.to(torch.promote_types(weight.dtype, dtype))
     _take_weights(model, policy, shift or {})
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
 
@@ -90,6 +92,8 @@ class Exact(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
+        if func is torch.full and isinstance(args[-1], float):  # XGLM's lowest number of float64
+            given.setdefault("dtype", torch.float64)
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if func is Tensor.float:
                 return args[0]

@@ -294,12 +294,28 @@ def test_adapters_reach_every_linear_layer_and_all_experts(name: str, linear: in
 
 
 @pytest.mark.parametrize(
-    ("name", "adapted"), [("mamba", {"in_proj", "x_proj"}), ("falcon_mamba", {"in_proj", "x_proj"})]
+    ("name", "left_out"),
+    [
+        ("mamba", {"x_proj", "dt_proj", "out_proj"}),
+        ("falcon_mamba", {"x_proj", "dt_proj", "out_proj"}),
+        ("mamba2", {"out_proj"}),
+        ("nemotron_h", {"out_proj"}),
+        ("jamba", {"dt_proj"}),
+        ("longcat_flash", {"classifier"}),
+        ("gemma3n_text", {"correction_coefs"}),  # in training alone
+        ("doge", set()),
+        ("bloom", set()),
+    ],
 )
-def test_adapters_leave_out_layers_whose_weight_is_read_past_them(name: str, adapted: set[str]) -> None:
+def test_adapters_leave_out_layers_whose_weight_is_read_past_them(name: str, left_out: set[str]) -> None:
     model = AutoModelForCausalLM.from_config(tiny_config(name))
-    found = add_adapters(model, ModelConfig(name=name, lora_rank=2), seed=0)
-    named = {
-        known.partition(".lora_A.")[0].rpartition(".")[2] for known, _ in found.named_parameters() if "lora_A" in known
-    }
-    assert named == adapted
+    head = model.get_output_embeddings()
+    linear = {full for full, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head}
+    found = [full for full, _ in add_adapters(model, ModelConfig(name=name, lora_rank=2), seed=0).named_parameters()]
+    adapted = {full.partition(".lora_A.")[0].removeprefix("base_model.model.") for full in found}
+    assert {full.rpartition(".")[2] for full in linear - adapted} == left_out
+    if left_out:
+        with pytest.raises(
+            ValueError, match=rf"^model.lora_targets must name linear layers .* got \[{min(left_out)}\]$"
+        ):
+            add_adapters(model, ModelConfig(name=name, lora_rank=2, lora_targets=[min(left_out)]), seed=0)

@@ -1,5 +1,6 @@
 """The general path: models of which a layer is no attention of covey's, trained as transformers alone computes them."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -169,3 +170,8 @@ def test_a_model_that_sees_what_follows_is_refused(tmp_path: Path) -> None:
 def test_attention_of_covey_s_is_not_to_be_had_on_the_general_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.attention=varlen needs covey's attention, GPTJForCausalLM has"):
         loaded(tmp_path, "gptj", attention="varlen")
+
+
+def test_a_model_whose_layers_keep_states_can_be_copied_for_its_engine(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "recurrent_gemma", lora_rank=2)
+    assert set(copy.deepcopy(policy.model).state_dict()) == set(policy.model.state_dict())

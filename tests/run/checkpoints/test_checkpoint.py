@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.checks.architectures import save
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import DENSE
 from covey.policy.models.loading import load_policy
@@ -126,6 +127,15 @@ def test_weights_that_are_not_all_of_the_policys_and_only_these_are_refused(
 
 
 STATE = {"step": 0}
+
+
+def test_adapters_are_loaded_under_the_names_that_the_policy_gives_them(tmp_path: Path) -> None:
+    save("laguna", str(tmp_path / "base"))  # peft would look for mlp.shared_experts..down_proj
+    first, second = (load_policy(ModelConfig(name=str(tmp_path / "base"), lora_rank=2), seed=seed) for seed in (0, 1))
+    save_policy(first, tmp_path / checkpoint.POLICY)
+    assert not same(weights(first), weights(second))
+    load_weights(second, tmp_path)
+    assert same(weights(first), weights(second))
 
 
 def test_a_checkpoint_lists_every_file_with_its_size_and_hash(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """LoRA adapters (arXiv 2106.09685) through peft, new or saved."""
 
+import inspect
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +31,8 @@ PLAIN_LORA = frozenset(
     )
 )
 """peft's settings of plain LoRA: where, rank, scale and initialisation. Any other setting makes another method."""
-FUSED = frozenset(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "mamba", "mamba2", "nemotron_h", "zamba2"))
-"""Architectures that read out_proj's weight past its layer, as all do dt_proj's: adapters would train nothing there."""
+READ_PAST = re.compile(r"self\.(\w+)\.weight\b(?!\[|\.(?:dtype|device|shape|data)\b)")
+"""A layer's weight in the code of the module around it. Slices are Bloom's, of a way that it takes if asked to."""
 BASE = "base"
 """The folder of a run that holds the model under its adapters, where no name leads to it (`save_base_model`)."""
 
@@ -82,12 +85,29 @@ def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
     Llama 4's routers are linear by class alone.
     """
-    head, config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
+    head = model.get_output_embeddings()
     for name, layer in model.named_modules():
-        is_read_past = name.endswith((".dt_proj", ".out_proj") if config.model_type in FUSED else ".dt_proj")
         is_linear = isinstance(layer, Conv1D) or (isinstance(layer, nn.Linear) and _computes_linearly(layer))
-        if is_linear and layer is not head and not is_read_past:
+        if is_linear and layer is not head and not _is_read_past(model, name):
             yield name, layer
+
+
+def _is_read_past(model: nn.Module, name: str) -> bool:
+    """Return True if code around a layer reads its weight.
+
+    An adapter would train nothing there, on some devices or in training alone (state-space layers, Gemma 3n).
+    """
+    around, _, last = name.rpartition(".")
+    return last in _weights_read(type(model.get_submodule(around)))
+
+
+@cache
+def _weights_read(kind: type) -> frozenset[str]:
+    found: set[str] = set()
+    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        with suppress(OSError, TypeError):  # no file has it
+            found.update(READ_PAST.findall(inspect.getsource(each)))
+    return frozenset(found)
 
 
 def _experts(model: PreTrainedModel) -> list[str]:
@@ -133,8 +153,10 @@ def _computes_linearly(layer: nn.Linear) -> bool:
 
 def _names_linear_layers(model: nn.Module, name: str) -> bool:
     """Return True if peft resolves a name to linear layers alone."""
-    found = [module for full, module in model.named_modules() if _is_called(full, name)]
-    return bool(found) and all(isinstance(module, nn.Linear | Conv1D) for module in found)
+    found = [(full, layer) for full, layer in model.named_modules() if _is_called(full, name)]
+    return bool(found) and all(
+        isinstance(layer, nn.Linear | Conv1D) and not _is_read_past(model, full) for full, layer in found
+    )
 
 
 def other_than_plain_lora(config: object) -> str:

@@ -115,6 +115,7 @@ def detect_general(policy: Policy, reason: str) -> Policy:
             model.train()
             _remove_noise(found, logits_TV)
             found = replace(found, head_is_linear=is_plain, attention=general_attention(found))
+            _logits(found, DENSE)  # the states that some layers keep have no graph then, which nobody can copy
         except ValueError:
             raise
         except Exception as error:  # foreign code

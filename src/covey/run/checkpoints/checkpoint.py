@@ -169,25 +169,22 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     if policy.sharded:
         sharding.reshard(policy)  # a pass before may have left whole weights in place of the shards
     # Refuse those of another size, then lay each out like the parameter it is for; adapters are saved without "default"
-    parameters = policy.model.named_parameters(remove_duplicate=False)
-    examples = {name.replace(".default.", "."): parameter for name, parameter in parameters}
+    names = {name.replace(".default.", "."): name for name, _ in policy.model.named_parameters(remove_duplicate=False)}
+    examples = {short: policy.model.get_parameter(name) for short, name in names.items()}
     resized = [name for name, weight in saved.items() if name in examples and weight.shape != examples[name].shape]
     if resized:
         raise ValueError(f"{checkpoint} does not fit the policy: {sorted(resized)[:3]} are of another size")
     if policy.sharded:
         saved = {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
-    if is_adapted(policy.model):
-        from peft import set_peft_model_state_dict
-
-        result: Any = set_peft_model_state_dict(policy.model, saved)
-        unknown = result.unexpected_keys
-        covered = {name.replace(".default.", ".") for name, p in policy.model.named_parameters() if p.requires_grad}
-        missing = covered - {name.replace(".default.", ".") for name in saved}
-    else:
-        unknown = policy.model.load_state_dict(saved, strict=False).unexpected_keys
-        known = {name for name, _ in policy.model.named_parameters(remove_duplicate=False)}
-        given = {id(policy.model.get_parameter(name)) for name in saved.keys() & known}
-        missing = {name for name, p in policy.model.named_parameters() if id(p) not in given}
+    # Under the policy's own names: peft's loading renames some a second time (Laguna's)
+    found = {names.get(short, short): weight for short, weight in saved.items()}
+    unknown = policy.model.load_state_dict(found, strict=False).unexpected_keys
+    given = {id(examples[short]) for short in saved.keys() & names.keys()}
+    missing = {
+        name
+        for name, p in policy.model.named_parameters()
+        if id(p) not in given and (p.requires_grad or not is_adapted(policy.model))
+    }
     # Refuse weights of another policy
     if unknown or missing:
         raise ValueError(f"{checkpoint} does not fit the policy: {sorted([*unknown, *missing])[:3]}")
