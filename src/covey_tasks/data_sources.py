@@ -21,7 +21,7 @@ from covey_tasks.code.settings import CodeConfig
 from covey_tasks.ifeval.environment import IFEval
 from covey_tasks.ifeval.prompts import prompt_of as ifeval_prompt
 from covey_tasks.ifeval.rewards import Scheme
-from covey_tasks.math.countdown.environment import Countdown, problem_of
+from covey_tasks.math.countdown.environment import Countdown, problem_of, with_columns
 from covey_tasks.math.gsm8k import GSM8K, prompt_of
 from covey_tasks.math.mathematics import Mathematics, gold_answers
 from covey_tasks.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
@@ -92,9 +92,7 @@ def countdown(*, uses: str = "exactly", answer_form: str = "tags", format_reward
     environment = Countdown({}, settings)
 
     def judge(truth: Any) -> tuple[Environment, Prompt]:
-        row = _mapping(truth, "target")
-        numbers = [int(number) for number in row.get("nums", row.get("numbers", ()))]
-        problem = problem_of({"nums": numbers, "target": int(row["target"])})
+        problem = problem_of({"nums": None, **with_columns(_mapping(truth, "target"))})
         return environment, Countdown({"train": [problem]}, settings).prompts("train")[0]
 
     return judge

@@ -8,13 +8,13 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.data.columns import from_text
+from covey.environments.data.columns import VERLS, from_text, value_in
 from covey.environments.data.rows import load_rows, row_settings
 from covey.environments.settings import BuildSettings
 from covey.system.lookup import one_of
@@ -104,7 +104,8 @@ class Countdown(Environment):
 def build_countdown(settings: CountdownConfig, config: BuildSettings) -> Environment:
     if config.data.path is None:
         return Countdown(generate(settings), settings)
-    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target"), make=problem_of))
+    how = row_settings(config.data, ("nums", "target"), make=problem_of)
+    rows = load_rows(config.data.path, replace(how, known=with_columns))
     return Countdown(rows.splits, settings)
 
 
@@ -157,19 +158,33 @@ def _draw(size: int, count: int, settings: CountdownConfig, generator: random.Ra
     return drawn
 
 
+def with_columns(row: Row) -> Row:
+    """Return a row of verl, or with `numbers`, with the columns `nums` and `target`."""
+    truth = from_text(value_in(row, VERLS))
+    row = {**row, **truth} if isinstance(truth, Mapping) else row
+    return row if "numbers" not in row else {"nums": row["numbers"], **row}
+
+
 def problem_of(row: Row) -> Problem:
     """Read a row's `nums` and `target`, as in Jiayi-Pan/Countdown-Tasks-3to4.
 
     Raises ValueError where they are no numbers.
     """
-    numbers, target = from_text(row["nums"]), row["target"]
-    is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
-    if not is_list or not all(type(number) is int and number >= 0 for number in numbers) or not numbers:
-        raise ValueError(f"nums must be a list of whole numbers, got {numbers!r}")
-    target = int(target) if isinstance(target, str) and re.fullmatch(r"\d{1,9}", target.strip()) else target
-    if type(target) is not int:
-        raise ValueError(f"target must be a whole number, got {target!r}")
-    return Problem(tuple(numbers), target, None)
+    given = from_text(row["nums"])
+    found = [_whole(number) for number in given] if isinstance(given, list | tuple) else []
+    numbers = tuple(number for number in found if number is not None and number >= 0)
+    if len(numbers) < len(found) or not numbers:
+        raise ValueError(f"nums must be a list of whole numbers, got {given!r}")
+    target = _whole(row["target"])
+    if target is None:
+        raise ValueError(f"target must be a whole number, got {row['target']!r}")
+    return Problem(numbers, target, None)
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number, which tables may hold as text or as a fraction."""
+    is_number = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return int(float(value)) if is_number and re.fullmatch(r"-?\d{1,9}(?:\.0)?", str(value).strip()) else None
 
 
 def _prompt(split: Split, index: int, problem: Problem, settings: CountdownConfig) -> Prompt:

@@ -21,6 +21,7 @@ from covey_tasks.math.countdown.environment import (
     score,
     search_expression,
     whole,
+    with_columns,
 )
 from covey_tasks.math.settings import CountdownConfig
 
@@ -224,6 +225,7 @@ def test_problems_may_come_from_rows_and_are_solved_by_search() -> None:
     [
         ({"nums": "3 5", "target": 8}, "nums must be a list of whole numbers, got '3 5'"),
         ({"nums": [3, 5.5], "target": 8}, r"nums must be a list of whole numbers, got \[3, 5.5\]"),
+        ({"nums": [3, -5], "target": 8}, r"nums must be a list of whole numbers, got \[3, -5\]"),
         ({"nums": [], "target": 8}, r"nums must be a list of whole numbers, got \[\]"),
         ({"nums": [True, 7], "target": 8}, r"nums must be a list of whole numbers, got \[True, 7\]"),
         ({"nums": [3, 5], "target": "8.5"}, "target must be a whole number, got '8.5'"),
@@ -235,8 +237,18 @@ def test_a_row_that_is_no_problem_is_refused(row: dict, problem: str) -> None:
 
 
 def test_rows_of_tables_hold_numbers_as_text_or_in_arrays() -> None:
-    rows = ({"nums": "[3, 5]", "target": " 8"}, {"nums": np.array([3, 5]), "target": 8})
-    assert {problem_of(row) for row in rows} == {problem_of({"nums": [3, 5], "target": 8})}
+    rows = (
+        {"nums": "[3, 5]", "target": " 8"},
+        {"nums": np.array([3, 5]), "target": 8},
+        {"nums": [3.0, "5"], "target": 8.0},
+    )
+    assert {problem_of(row) for row in rows} == {Problem((3, 5), 8, None)}
+
+
+def test_rows_of_verl_and_rows_that_call_them_numbers_are_read() -> None:
+    truth = {"numbers": [3, 5], "target": 8}
+    rows = (truth, {"prompt": "?", "reward_model": {"ground_truth": truth}}, {"nums": [3, 5], "target": 8})
+    assert {problem_of(with_columns(row)) for row in rows} == {Problem((3, 5), 8, None)}
 
 
 @pytest.mark.long
