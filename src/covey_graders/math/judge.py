@@ -146,6 +146,7 @@ def answer_values(answer: ExtractedAnswer, computed: bool = False) -> list[Readi
     """
     starts_with_words = re.match(r"\s*[A-Za-z]", answer.text) is not None
     is_sentence = answer.form == "tag" and starts_with_words and "\\" not in answer.text
+    is_sentence |= answer.form == "none" and len(answer.text.split()) <= MAX_WORDS and not re.search(r"\d", answer.text)
     if answer.form == "none" or is_sentence:
         values = read_last(answer.text, computed)
         return values or (read_values(answer.text, computed=computed) if is_sentence else [])
@@ -256,5 +257,7 @@ FORMULAS = frozenset({"box", "formula"})
 """Forms that hold an answer and nothing else."""
 DIGITS_OF_A_FLOAT = 15
 MAX_SINGLE = 2**127
+MAX_WORDS = 4
+"""Most words of a number in words that stands alone."""
 MAX_LINES = 60
 """Last lines of an answer that are searched for a choice."""

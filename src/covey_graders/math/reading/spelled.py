@@ -18,7 +18,10 @@ def in_digits(text: str) -> str:
         else:
             current = max(current, 1) * size if word in LARGE else current + size
     part = f"/{PARTS[found['part'].lower().rstrip('s')]}" if found["part"] else ""
-    return with_parts(f"{'-' if found['sign'] else ''}{total + current}{part}{text[found.end() :]}")
+    rest = text[found.end() :]
+    joint = _JOINT.match(rest)
+    rest = rest if joint is None else joint[0] + in_digits(rest[joint.end() :])
+    return with_parts(f"{'-' if found['sign'] else ''}{total + current}{part}{rest}")
 
 
 def with_parts(text: str) -> str:
@@ -32,6 +35,7 @@ SMALL |= {word: 10 * number for number, word in enumerate(_TABLE["tens"].split()
 LARGE: dict[str, int] = _TABLE["large"]
 PARTS: dict[str, int] = _TABLE["parts"]
 _AND_PART = re.compile(r"\b(\d+) +and (a|one|two|three|four)[ -](half|third|quarter|fourth|fifth)s?\b")
+_JOINT = re.compile(r"(?:,? (?:or|to)|,) ")
 _WORD = "|".join((*SMALL, *LARGE))
 _IN_WORDS = re.compile(
     rf"(?P<sign>(?:negative|minus) )?(?P<number>\b(?:{_WORD})\b"

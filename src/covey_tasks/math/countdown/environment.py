@@ -159,7 +159,7 @@ def _draw(size: int, count: int, settings: CountdownConfig, generator: random.Ra
 
 
 def with_columns(row: Row) -> Row:
-    """Return a row of verl, or with `numbers`, with the columns `nums` and `target`."""
+    """Return a row of verl, or with `numbers`, as one with `nums`."""
     truth = from_text(value_in(row, VERLS))
     row = {**row, **truth} if isinstance(truth, Mapping) else row
     return row if "numbers" not in row else {"nums": row["numbers"], **row}
@@ -182,7 +182,7 @@ def problem_of(row: Row) -> Problem:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, which tables may hold as text or as a fraction."""
+    """Return a whole number, which tables may hold as text or fraction."""
     is_number = isinstance(value, str | int | float) and not isinstance(value, bool)
     return int(float(value)) if is_number and re.fullmatch(r"-?\d{1,9}(?:\.0)?", str(value).strip()) else None
 
