@@ -7,7 +7,7 @@
 Rules (docs/develop/glossary.md has the names): a public class name has one owner; functions are named by verbs, not by
 a bare participle (`settled`, `asked`); a docstring names its noun instead of "Return what ..."; no sentence of
 it or of an attribute's doc begins with "What is ..." or "Of each ...", and neither doc with "How ..." or "For ..."; its
-first line has at most 12 words; words of `DIALECT` are not used; a test's name has at most 14 words.
+first sentence has at most 12 words; words of `DIALECT` are not used; a test's name has at most 14 words.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = Path(__file__).with_suffix(".toml")
 MAX_WORDS = 12
+SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 MAX_TEST_WORDS = 14
 """Words of a test's name, without `test`."""
 RELATIVE = re.compile(r"(Return|Tell|Say|Give|Have) (what|whether|those|who|how)\b")
@@ -58,7 +59,7 @@ def check_module(path: str, tree: ast.Module, owners: dict[str, list[str]]) -> I
             first = text.splitlines()[0]
             if RELATIVE.match(text):
                 yield "relative", f"{path}:{line} {first}"
-            if len(first.split()) > MAX_WORDS:
+            if len(SENTENCE_END.split(first, maxsplit=1)[0].split()) > MAX_WORDS:
                 yield "long", f"{path}:{line} {first}"
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             for found in FREE_RELATIVE.finditer(inspect.cleandoc(node.value.value)):

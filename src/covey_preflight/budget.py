@@ -21,10 +21,7 @@ MIN_GROUPS = 2
 
 
 def affordable_tokens(subject: PreflightContext, num_forwards: float) -> int:
-    """Count the tokens that `num_forwards` passes take `SECONDS` for.
-
-    A backward pass counts as two.
-    """
+    """Count the tokens that `num_forwards` passes take `SECONDS` for. A backward pass counts as two."""
     return int(SECONDS / (num_forwards * subject.token_seconds))
 
 

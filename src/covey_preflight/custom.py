@@ -89,10 +89,7 @@ class Trial:
 
 
 def synthetic_cases(config: Config, prompts: Sequence[Prompt]) -> dict[str, Scores]:
-    """Make synthetic batches: plain, equal and unscored rewards.
-
-    Keys name the case.
-    """
+    """Make synthetic batches: plain, equal and unscored rewards. Keys name the case."""
     size = min(group_sizes(config.group_size, config.group_size_schedule))
     plain = [(3 * group + 2 * member) % 7 / 4 for group in range(NUM_GROUPS) for member in range(size)]
     cases = {

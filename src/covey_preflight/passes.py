@@ -181,10 +181,7 @@ def bytes_of(points: Sequence[MemorySample], num_tokens: int) -> int:
 
 
 def fitting_tokens(points: Sequence[MemorySample], free: int) -> int:
-    """Return the largest micro-batch within `free` bytes, or 0.
-
-    It is rounded down to two digits.
-    """
+    """Return the largest micro-batch within `free` bytes, or 0. It is rounded down to two digits."""
     fits = max(0, int(points[-1].num_tokens + (free - points[-1].num_bytes) / slope(points)))
     unit = 10 ** max(0, len(str(fits)) - 2)
     return fits // unit * unit

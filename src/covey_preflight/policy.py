@@ -1,7 +1,4 @@
-"""Check the policy: engine against trainer, gradients across layouts.
-
-Shapes: L loss tokens of the batch.
-"""
+"""Check the policy: engine against trainer, gradients across layouts. Shapes: L loss tokens of the batch."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -261,10 +258,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def norm_of(pieces: Sequence[Tensor]) -> float:
-    """Return the norm over all ranks.
-
-    If each holds the whole gradient, all norms grow by the same factor.
-    """
+    """Return the norm over all ranks. If each holds the whole gradient, all norms grow by the same factor."""
     return float(collectives.all_sum(torch.tensor(sum(map(square, pieces)), dtype=torch.float64)).sqrt())
 
 

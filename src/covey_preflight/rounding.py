@@ -132,10 +132,7 @@ def plain_gradient(
 
 
 def plain_loss(plain: Plain, rows: Sequence[Row], sampling: Sampling, kept: Sequence[Tensor | None]) -> Tensor:
-    """Return -A log pi, averaged over the loss tokens of all rows.
-
-    `kept` are the filters' entries of each.
-    """
+    """Return -A log pi, averaged over the loss tokens of all rows. `kept` are the filters' entries of each."""
     total = torch.zeros((), dtype=torch.float64, device=plain.device)
     for row, kept_LV in zip(rows, kept, strict=True):
         advantage_L = torch.tensor(row.advantages, dtype=torch.float64, device=plain.device)

@@ -257,10 +257,7 @@ def _slope(rise: Callable[[float], float], step: float) -> float | None:
 
 
 def _relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the relative error over all entries of all ranks.
-
-    0 where both are 0, else infinite beside 0.
-    """
+    """Return the relative error over all entries of all ranks. 0 where both are 0, else infinite beside 0."""
     apart, size = 0.0, 0.0
     for left, whole in pairs:
         wanted = sharding.placed_like(whole.to(left.dtype), left)

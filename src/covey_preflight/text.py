@@ -198,10 +198,7 @@ def _decode(policy: Policy, ids: Sequence[int]) -> str:
 
 
 def check_completions(subject: PreflightContext) -> Check:
-    """Check that sampled text is judged, without special tokens.
-
-    A stop ends a completion, and only its end.
-    """
+    """Check that sampled text is judged, without special tokens. A stop ends a completion, and only its end."""
     if subject.config.engine.name == "fake":
         return Check(True, "engine=fake samples from a script, not from the policy", "", applies=False)
     rollouts = [(group.prompt, rollout) for group in subject.groups for rollout in group.rollouts]

@@ -14,6 +14,7 @@ from covey.system.text.format import number_of
 from covey_doctor.verdicts import of_each
 from covey_report.branch.paired import line_of, pair
 from covey_report.logs.read import Row, RunFiles
+from covey_report.page.curves import short
 from covey_report.page.origins import plain
 from covey_report.runs.outcome import WORDS, is_number, spell, state_of
 
@@ -90,7 +91,7 @@ def _together(rows: Sequence[Row]) -> str:
         if math.isnan(found.value):
             return said
         low = max(found.low, 0.0) if bounds_of([one for of_run in values for one in of_run]) else found.low
-        told = _told(name, [_finite(value) for value in (found.value, low, found.high)], sign="")
+        told = _told(name, [short(value) for value in (found.value, low, found.high)], sign="")
         said += f"; together {told} on {number_of(len(shared), 'prompt')}"
     return said
 
@@ -125,7 +126,7 @@ def _against(*sides: Sequence[RunFiles]) -> dict[str, Any]:
     return {
         "num_prompts": len(shared),
         "seeds": [len(base), len(other)],
-        "measures": {name: [_finite(value) for value in astuple(one)] for name, one in found.items()},
+        "measures": {name: [short(value) for value in astuple(one)] for name, one in found.items()},
         "levels": levels,
         "state": state,
         "words": words if found else "nothing in common",
@@ -135,7 +136,7 @@ def _against(*sides: Sequence[RunFiles]) -> dict[str, Any]:
 def _level(rows: Sequence[Row], measure: str, shared: Sequence[str]) -> float | None:
     """Return the mean of a measure over runs and known prompts."""
     known = [value for row in rows for value in _values(row, measure, shared) if not math.isnan(value)]
-    return _finite(fmean(known)) if known else None
+    return short(fmean(known)) if known else None
 
 
 def _write_alike(runs: Sequence[RunFiles]) -> bool:
@@ -161,10 +162,6 @@ def measures_of(*rows: Row) -> list[str]:
     most = min(min(row.get("num_scored") or [0]) for row in rows)
     tells = all(set(row["right"]) - {"-"} for row in rows)
     return [*(["accuracy", *(f"pass@{k}" for k in PASSES if k <= most)] if tells else []), "reward_mean"]
-
-
-def _finite(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def difference(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Estimate:

@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from covey.run.records.terminal import average_bins, sparkline
@@ -12,7 +11,6 @@ from covey.system.text.escaping import escape
 from covey_doctor.finding import Level
 from covey_report.compare import comparison
 from covey_report.doctor.health import health_of
-from covey_report.logs.foreign import read_any
 from covey_report.logs.read import RunFiles
 from covey_report.page.content import verdict
 from covey_report.page.curves import curves_of
@@ -30,11 +28,11 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLU
     lines: list[str] = []
     for run, name in zip(runs, names, strict=True):
         with as_written(run.folder):
-            found = verdict(run)
+            found, health = verdict(run), health_of(run)
             told = found["text"] if found["state"] in STATES else f"{found['text']} {found['badge'].capitalize()}."
-            said = [told, *(f"doctor: {line}" for line in _of_doctor(run))]
+            grave = [f"{one.level.word}, {one.title}" for one in health.findings if one.level > Level.NOTE]
             lines.append(name)
-            for text in said:
+            for text in (told, *(f"doctor: {line}" for line in (health.line, *grave))):
                 lines += textwrap.wrap(text, max(columns, 30), initial_indent="  ", subsequent_indent="    ")
             lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
     return lines + (compared_lines(runs, names) if len(runs) > 1 else [])
@@ -60,11 +58,6 @@ def _line(curve: Mapping[str, Any], width: int) -> str:
     return sparkline(average_bins([math.nan if value is None else value for value in values], width))
 
 
-def _of_doctor(run: RunFiles) -> list[str]:
-    health = health_of(run)
-    return [health.line, *(f"{one.level.word}, {one.title}" for one in health.findings if one.level > Level.NOTE)]
-
-
 def _last_groups(run: RunFiles, most: int = 6) -> list[str]:
     if not run.updates or not run.updates[-1].get("groups"):
         return []
@@ -84,10 +77,6 @@ def compared_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
         first, *measures = gain["lines"]
         lines += [f"{first}: {gain['words']}", *(f"  {one}" for one in measures)]
     return [*lines, "settings that differ:", *(differ or ["  none"])]
-
-
-def compare_folders(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
-    return compared_lines([read_any(folder) for folder in folders], names)
 
 
 def glyphs(rewards: Sequence[Any]) -> str:

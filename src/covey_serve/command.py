@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from covey.system.text.masking import CleanRecords
 from covey_serve.model.models import Bases
 from covey_serve.service import Service
 from covey_serve.web.routes import answer
-from covey_serve.web.server import HttpAnswer, HttpCall, HttpServer
+from covey_serve.web.server import HttpServer
 
 WITH_VALUE = dict.fromkeys(("--to", "--port", "--host", "--precision", "--device"), "a value")
 PORT, FOLDER, HOST = "8765", "outputs/serve", "127.0.0.1"
@@ -59,11 +60,7 @@ def run_serve(words: Sequence[str]) -> None:
 async def _serve(root: Path, bases: Bases, host: str, port: int) -> None:
     key = _key(root)
     service = Service(root, bases, key)
-
-    async def answer_call(call: HttpCall) -> HttpAnswer:
-        return await answer(service, call)
-
-    server = HttpServer(answer_call, service.check_head, service.limits)
+    server = HttpServer(partial(answer, service), service.check_head, service.limits)
     try:
         address = await server.start(host, port)
     except OSError as error:

@@ -30,8 +30,7 @@ class RunFolders:
         run.log(op, metrics)
 
     def close(self, name: str) -> None:
-        run = self._open.pop(name, None)
-        if run is not None:
+        if (run := self._open.pop(name, None)) is not None:
             run.close()
 
     def close_all(self) -> None:

@@ -32,6 +32,8 @@ def test_it_says_what_is_trained_on_what_and_for_how_long(monkeypatch: pytest.Mo
             "(2 of them evaluated); 2 x 4 completions a step, 9 steps: 3 passes over the prompts"
         )
         assert not list(doubts(run))
+    with begun(monkeypatch, num_steps=3) as run:
+        assert opening(run).endswith("3 steps: 1 pass over the prompts")
 
 
 def test_adapters_are_the_only_weights_that_train() -> None:

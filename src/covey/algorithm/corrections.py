@@ -121,10 +121,7 @@ def _parse_criterion(name: str, bound: str) -> Criterion:
 def rejection_keep(
     old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, criteria: Sequence[Criterion], clamp: float | None = 20.0
 ) -> Tensor:
-    """Return the tokens that meet every criterion, bool (N, T).
-
-    Denominators keep the count before rejection.
-    """
+    """Return the tokens that meet every criterion, bool (N, T). Denominators keep the count before rejection."""
     u_NT = clamp_symmetric(select(old_NT.detach() - sampler_NT.detach(), mask_NT), clamp)
     keep_NT = mask_NT
     for criterion in criteria:

@@ -65,10 +65,7 @@ def k2(q_NT: Tensor, clamp: float | None) -> Tensor:
 
 
 def k3(q_NT: Tensor, clamp: float | None) -> Tensor:
-    """Return exp(-q) - 1 + q, never negative.
-
-    It is unbiased for KL(pi || base) under samples of pi.
-    """
+    """Return exp(-q) - 1 + q, never negative. It is unbiased for KL(pi || base) under samples of pi."""
     clamped_NT = clamp_symmetric(q_NT, clamp)
     return torch.expm1(-clamped_NT) + clamped_NT
 

@@ -128,10 +128,7 @@ def loss_inputs(
     selected_NT: Tensor | None = None,
     ratio_options: RatioOptions | None = None,
 ) -> LossInputs:
-    """Select before anything is exponentiated, in float32 at least.
-
-    (N,) advantages are repeated along their row.
-    """
+    """Select before anything is exponentiated, in float32 at least. (N,) advantages are repeated along their row."""
     advantages_NT = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask_NT.shape)
     return LossInputs(
         log_probs_NT=select(at_least_float32(log_probs_NT), mask_NT),

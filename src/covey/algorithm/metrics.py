@@ -182,10 +182,7 @@ def event_sums(events: Events, inputs: LossInputs) -> Sums:
 
 
 def combine(parts: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> Sums:
-    """Add the sums of several micro-batches or ranks.
-
-    Plain pairs, as they come back from a reduction, will do.
-    """
+    """Add the sums of several micro-batches or ranks. Plain pairs, as they come back from a reduction, will do."""
     return merge({name: Average(*pair) for name, pair in part.items()} for part in parts)
 
 

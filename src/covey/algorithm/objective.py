@@ -202,10 +202,7 @@ class Objective:
         return BatchStatistics(keep_NT, selected_NT, weight_mean)
 
     def kl_values(self, inputs: ObjectiveInputs) -> Tensor:
-        """Return the KL to the reference, (N, T), nats, with its gradient.
-
-        A reward penalty subtracts it.
-        """
+        """Return the KL to the reference, (N, T), nats, with its gradient. A reward penalty subtracts it."""
         if self.kl.full:
             assert inputs.full_kl_NT is not None, "kl_estimator=full needs full_kl_NT"
             return select(at_least_float32(inputs.full_kl_NT), inputs.mask_NT)

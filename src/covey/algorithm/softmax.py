@@ -55,10 +55,7 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 def _total(values: Tensor) -> Tensor:
-    """Sum each row in blocks, (..., 1).
-
-    So the bits are the same beside any rows and on any number of threads.
-    """
+    """Sum each row in blocks, (..., 1). So the bits are the same beside any rows and on any number of threads."""
     whole = values.shape[-1] // BLOCK * BLOCK
     rest = values[..., whole:].sum(dim=-1, keepdim=True)
     if not whole:

@@ -73,10 +73,7 @@ def high_entropy_mask(entropy: Tensor, mask: Tensor, threshold: Tensor) -> Tenso
 
 
 def token_covariance(inputs: LossInputs) -> Tensor:
-    """Return (A - mean A)(log pi - mean log pi) per token, (L,), detached.
-
-    Means are over the batch.
-    """
+    """Return (A - mean A)(log pi - mean log pi) per token, (L,), detached. Means are over the batch."""
     advantages_L = inputs.advantages_NT[inputs.mask_NT]
     log_probs_L = inputs.log_probs_NT.detach()[inputs.mask_NT]
     if len(log_probs_L) == 0:

@@ -218,10 +218,7 @@ def _kind(asked: Arguments) -> tuple[type[EnvironmentConfig], str]:
 
 
 def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
-    """Return the model's setting: a preset, name, folder or object.
-
-    A folder comes before a preset of the same name.
-    """
+    """Return the model's setting: a preset, name, folder or object. A folder comes before a preset of the same name."""
     model = asked.model
     if model is None:
         return {}

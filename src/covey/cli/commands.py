@@ -26,7 +26,7 @@ def run_cold_start(config: Config, output_dir: Path) -> None:
         with record.timer.phase("cold_start"), waiting:
             start = cold_start.ensure(config, environment, record.say)
         record.say(f"cold start: {start.summary_line}")
-        record.cold_start(asdict(start))
+        write_json(record.folder / "cold_start.json", asdict(start))
 
 
 def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> None:
@@ -62,10 +62,7 @@ def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> No
 
 
 def run_judge(config: Config, output_dir: Path) -> None:
-    """Train missing judges, measure all and print their paths.
-
-    ValueError where one is below its floor.
-    """
+    """Train missing judges, measure all and print their paths. ValueError where one is below its floor."""
     if config.environment.learned_judge != "trained":
         raise ValueError(f"covey judge needs environment=infill, got environment={config.environment.name}")
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:

@@ -180,10 +180,7 @@ def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
 
 
 def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: int) -> list[str]:
-    """Return the typed settings that the verb does not read.
-
-    ValueError for settings of a disabled cold start.
-    """
+    """Return the typed settings that the verb does not read. ValueError for settings of a disabled cold start."""
     names = [word.lstrip("+").partition("=")[0] for word in typed]
     if verb not in ("evaluate", "cold-start", "judge"):
         refuse_idle_cold_start(config, names)
@@ -218,10 +215,7 @@ TASK = ("environment", "rewards", "reward_weights", "data")
 
 
 def base_run(words: Sequence[str]) -> Path | None:
-    """Return the run whose settings the words override.
-
-    None where they name no policy of a run, or choose a group.
-    """
+    """Return the run whose settings the words override. None where they name no policy of a run, or choose a group."""
     names = [word.removeprefix(NAME) for word in words if word.startswith(NAME)]
     groups = usage.group_choices()
     chosen = [word for word in words if word.startswith("~") or word.lstrip("+").partition("=")[0] in groups]

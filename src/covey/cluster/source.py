@@ -293,10 +293,7 @@ class RaySource:
             return self._buffer.give_up(ticket)
 
     def _take_all(self, *, is_streaming: bool) -> Iterator[GroupPart]:
-        """Fill the step in rounds, replacing refused groups.
-
-        Yields early groups if streaming, and last the rest.
-        """
+        """Fill the step in rounds, replacing refused groups. Yields early groups if streaming, and last the rest."""
         assert self._pool is not None
         buffer, groups_per_step = self._buffer, self._buffer.bound.groups_per_step
         kept: dict[int, Group] = {}

@@ -264,10 +264,7 @@ def inline_bytes() -> int:
 
 
 def put(value: object, what: str) -> Any:
-    """Put an object into the object store.
-
-    ClusterLost where the store is gone, RunStopped where it refuses `what`.
-    """
+    """Put an object into the object store. ClusterLost where the store is gone, RunStopped where it refuses `what`."""
     check_store()
     ray = import_ray()
     try:

@@ -262,10 +262,7 @@ def _type_parts(mixture: DictConfig) -> None:
 
 
 def _convert_settings(schema: Any, given: Any, place: str) -> DictConfig:
-    """Convert free settings to those of a schema.
-
-    ValueError for an unknown key or a value of another type.
-    """
+    """Convert free settings to those of a schema. ValueError for an unknown key or a value of another type."""
     # Fill the schema key by key, so that an error names its place
     node: DictConfig = OmegaConf.structured(schema)
     if given is not None and not isinstance(given, DictConfig):

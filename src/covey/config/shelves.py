@@ -27,10 +27,7 @@ def former(group: str) -> Mapping[str, str]:
 
 @cache
 def presets(group: str, conf: Path = CONF) -> Mapping[str, Path]:
-    """Return a group's preset names in order, with their files.
-
-    ValueError where two have one name.
-    """
+    """Return a group's preset names in order, with their files. ValueError where two have one name."""
     folder = conf / group
     found: dict[str, Path] = {}
     for file in sorted(folder.rglob("*.yaml")):

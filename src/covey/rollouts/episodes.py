@@ -63,10 +63,7 @@ async def play_group(
     sampling: Sampling,
     take: Callable[[int, Attempt | Failure], None],
 ) -> None:
-    """Play an episode per sample, and report each attempt at its end.
-
-    One that the system broke is a Failure.
-    """
+    """Play an episode per sample, and report each attempt at its end. One that the system broke is a Failure."""
     are_together = sampler.environment.judges_groups(prompt)
 
     async def play(

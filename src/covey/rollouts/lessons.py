@@ -54,10 +54,7 @@ class Lessons:
     selection: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, group: Group) -> list[Rollout | None]:
-        """Return each rollout as the teacher reads it.
-
-        None where there is nothing to show it, or too much to read.
-        """
+        """Return each rollout as the teacher reads it. None where there is nothing to show it, or too much to read."""
         if not self.shows:
             return [one if len(one.input_ids) < self.max_length else None for one in group.rollouts]
         encode = partial(encode_prompt, self.tokenizer, tools=self.environment.tool_schemas(group.prompt))
@@ -114,10 +111,7 @@ class Lessons:
 def _with_prompt(
     rollout: Rollout, start: int, end: int, old: Sequence[int], new: Sequence[int]
 ) -> tuple[list[int], list[int], list[bool], list[float]] | None:
-    """Return a sequence's four lists with another prompt.
-
-    None where it does not begin with the old one.
-    """
+    """Return a sequence's four lists with another prompt. None where it does not begin with the old one."""
     length, tokens = len(old), [*rollout.input_ids[start:end], rollout.target_ids[end - 1]]
     if tokens[:length] != list(old) or any(rollout.loss_mask[start : start + length - 1]):
         return None

@@ -44,10 +44,7 @@ class AdaptiveSampler(Protocol):
 
 @dataclass
 class PromptStream:
-    """Endless passes over the prompts, each in its own order.
-
-    Its only state is the position.
-    """
+    """Endless passes over the prompts, each in its own order. Its only state is the position."""
 
     prompts: Sequence[Prompt]
     seed: int

@@ -215,10 +215,7 @@ def build_reference(
 
 
 def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = False) -> Reference:
-    """Load the reference model, by default the initial policy.
-
-    ValueError where it has another vocabulary.
-    """
+    """Load the reference model, by default the initial policy. ValueError where it has another vocabulary."""
     name, revision, seed = config.algorithm.reference_model, config.algorithm.reference_revision, config.seed
     if name is not None:
         return load_reference_model(config.model, name, revision, vocabulary, seed=seed, on_host=on_host)

@@ -169,10 +169,7 @@ def _num_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, enough: int)
 
 
 def spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
-    """Choose n prompts, evenly over environments and splits.
-
-    So no part of an ordered data set is favoured.
-    """
+    """Choose n prompts, evenly over environments and splits. So no part of an ordered data set is favoured."""
     if len(prompts) <= n:
         return tuple(prompts)
     chosen: list[Prompt] = []
@@ -185,10 +182,7 @@ def spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
 
 
 def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt]) -> None:
-    """Warn of an unused chat template, and of messages without one.
-
-    ValueError where a setting is about it.
-    """
+    """Warn of an unused chat template, and of messages without one. ValueError where a setting is about it."""
     if not prompts:
         return
     template = policy.tokenizer.chat_template

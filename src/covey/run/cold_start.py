@@ -151,10 +151,7 @@ def warm_up(
 def _hold_back(
     demonstrations: Sequence[Demonstration], count: int, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Split off demonstrations for validation, at most half.
-
-    ValueError where there is only one.
-    """
+    """Split off demonstrations for validation, at most half. ValueError where there is only one."""
     shuffled = random.Random(f"{seed}/cold-start").sample(list(demonstrations), len(demonstrations))
     if len(shuffled) < 2:
         raise ValueError(
@@ -221,10 +218,7 @@ def _key(config: Config, environment: Environment, demonstrations: Sequence[Demo
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
-    """Return each file's name, size and time of a local model.
-
-    The same path may hold another one tomorrow.
-    """
+    """Return each file's name, size and time of a local model. The same path may hold another one tomorrow."""
     if not folder.is_dir():
         return []
     status = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]

@@ -151,18 +151,12 @@ def changes_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def begun_at(folder: Path) -> int:
-    """Return when the run in `folder` was begun, in nanoseconds.
-
-    Its settings are written then and never again.
-    """
+    """Return when the run in `folder` was begun, in nanoseconds. Its settings are written then and never again."""
     return (folder / CONFIG).stat().st_mtime_ns
 
 
 def is_running(folder: Path) -> bool:
-    """Return True if the folder is locked, or unfinished without locks.
-
-    Writes nothing there.
-    """
+    """Return True if the folder is locked, or unfinished without locks. Writes nothing there."""
     try:
         with open(folder / LOCK, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

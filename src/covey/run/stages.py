@@ -121,10 +121,7 @@ def run_cold_start(
 
 
 def began_with(config: Config, folder: Path, checkpoint: Path) -> Path | None:
-    """Return a run's initial policy: base model or cold start.
-
-    None where neither the folder nor the cache has it.
-    """
+    """Return a run's initial policy: base model or cold start. None where neither the folder nor the cache has it."""
     base = folder / BASE
     kept = Path(config.cold_start.cache_dir, Path(read_manifest(checkpoint).get("reference", "")).name)
     if config.model.lora_rank > 0 and collectives.run_on_rank0(base.is_dir):
@@ -141,10 +138,7 @@ def load_run(
     given: RunObjects = NO_OBJECTS,
     began: Path | None = None,
 ) -> Run:
-    """Load the model, and build the run around it.
-
-    `prompts` is the fingerprint that checkpoints carry.
-    """
+    """Load the model, and build the run around it. `prompts` is the fingerprint that checkpoints carry."""
     with record.watchdog.deadline(f"the model {began or config.model.name} to be loaded", "timeouts.loading"):
         run = build_run(config, environment, record.timer, given.policy(config), given.compared, began)
     record.begin(run, prompts)
@@ -297,7 +291,8 @@ def opening(run: Run) -> str:
     held_out = f"{all_held_out:,} held out{some}" if run.is_held_out else f"none held out, {looked_at:,} looked at"
     steps = number_of(config.num_steps, "step")
     if isinstance(run.source.stream, PromptStream):  # another order has no passes
-        steps += f": {config.num_steps * config.groups_per_step / prompts:.3g} passes over the prompts"
+        passes = f"{config.num_steps * config.groups_per_step / prompts:.3g}"
+        steps += f": {passes} pass{'' if passes == '1' else 'es'} over the prompts"
     return (
         f"{config.model.name}: {size_of(run.policy)}; "
         f"{prompts:,} prompts to train on, {held_out}; "

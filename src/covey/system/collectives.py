@@ -88,10 +88,7 @@ def own_gpu(device: str, local_rank: int, num_gpus: int) -> int:
 
 
 def check_one_rank_a_gpu(places: Sequence[tuple[str, str]]) -> None:
-    """Refuse two ranks on one GPU. ValueError.
-
-    `places` are machine and GPU of each rank, in order.
-    """
+    """Refuse two ranks on one GPU. ValueError. `places` are machine and GPU of each rank, in order."""
     for number, place in enumerate(places):
         first = places.index(place)
         if first != number:
@@ -176,10 +173,7 @@ def run_on_rank0(make: Callable[[], T]) -> T:
 
 
 def run_or_fail_together(make: Callable[[], T], what: str) -> T:
-    """Return this rank's result once every rank is done with `what`.
-
-    An exception on one rank ends all.
-    """
+    """Return this rank's result once every rank is done with `what`. An exception on one rank ends all."""
     if not is_distributed():
         return make()
     made, error = None, None

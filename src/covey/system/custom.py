@@ -87,10 +87,7 @@ class Custom:
         return ValueError(f"{self.role.setting}={self.name} must {requirement}, got {got}{definition(self.function)}")
 
     def check_tensor(self, found: Any, shape: tuple[int, ...], each: str) -> Tensor:
-        """Return `found` if it is a real tensor of this shape.
-
-        `each` names the things that get one number each.
-        """
+        """Return `found` if it is a real tensor of this shape. `each` names the things that get one number each."""
         requirement = f"return one number for each {each}, a tensor of shape {shape}"
         if not isinstance(found, Tensor):
             raise self.error(requirement, f"a {type(found).__name__}")

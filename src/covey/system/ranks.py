@@ -1,7 +1,4 @@
-"""Ranks and world size, as torchrun, accelerate, mpirun and srun set them.
-
-Imports nothing heavy.
-"""
+"""Ranks and world size, as torchrun, accelerate, mpirun and srun set them. Imports nothing heavy."""
 
 import atexit
 import os

@@ -167,10 +167,7 @@ class GRPO:
             )
 
     def update(self, batch: DocumentBatch) -> Tensor:
-        """Return the loss of a batch, a scalar to be minimised.
-
-        ValueError for a batch that `check` refuses.
-        """
+        """Return the loss of a batch, a scalar to be minimised. ValueError for a batch that `check` refuses."""
         advantages_N = self.advantages(batch)
         # A response counts as one token: its log-prob is the sum
         log_probs_N = _values(batch["logprobs"])
@@ -188,10 +185,7 @@ class GRPO:
         return loss
 
     def advantages(self, batch: DocumentBatch) -> Tensor:
-        """Return the advantage of each response, in float64.
-
-        ValueError for a batch that `check` refuses.
-        """
+        """Return the advantage of each response, in float64. ValueError for a batch that `check` refuses."""
         check(batch)
         estimator = build_credit(self.algorithm).estimate
         given = scores(batch["rewards"], batch["prompt_ids"])

@@ -249,10 +249,7 @@ def usable_layout(packing: str, attention: str) -> str:
 
 
 def shared_inputs(part: Part) -> Stream:
-    """Lay each different input of a masked policy out once per group.
-
-    The fills differ, not the inputs.
-    """
+    """Lay each different input of a masked policy out once per group. The fills differ, not the inputs."""
     ids: list[int] = []
     lengths: list[int] = []
     stretches: list[tuple[int, int]] = []

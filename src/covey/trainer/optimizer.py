@@ -56,10 +56,7 @@ class TrainerSettings:
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerConfig, kernels: str = "auto") -> torch.optim.Optimizer:
-    """Build the optimiser, with weight decay on matrices only.
-
-    Norms and biases have one axis.
-    """
+    """Build the optimiser, with weight decay on matrices only. Norms and biases have one axis."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": settings.weight_decay},

@@ -256,10 +256,7 @@ def above(
     *,
     strict: bool = False,
 ) -> Evidence | None:
-    """Return evidence of windows above a bound, critical above the higher.
-
-    `text` has {} for their mean.
-    """
+    """Return evidence of windows above a bound, critical above the higher. `text` has {} for their mean."""
 
     def over(bound: float) -> Callable[[LogWindow], bool]:
         return lambda window: window.mean > bound if strict else window.mean >= bound

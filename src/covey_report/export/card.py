@@ -168,10 +168,7 @@ def _estimate(found: Estimate) -> str:
 
 
 def write_settings(run: Path, folder: Path) -> None:
-    """Write the settings to measure by, without paths of this machine.
-
-    None where they name objects of a program.
-    """
+    """Write the settings to measure by, without paths of this machine. None where they name objects of a program."""
     wanted = OmegaConf.to_container(settings_to_measure(run, "FOLDER"))
     assert isinstance(wanted, dict)
     if not (folder / ADAPTERS).is_file():

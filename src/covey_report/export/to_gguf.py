@@ -303,17 +303,9 @@ IN_PLACE = ("head_dim", "rope_parameters", "tie_word_embeddings", "sliding_windo
 """Further settings that a file has a place for."""
 MEANINGLESS = frozenset(
     (
-        *(
-            "architectures",
-            "dtype",
-            "torch_dtype",
-            "transformers_version",
-            "_name_or_path",
-            "use_cache",
-            "pretraining_tp",
-        ),
+        *("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "_model_name_or_path"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "initializer_range", "attention_dropout"),
-        *("max_window_layers", "sliding_window", "_model_name_or_path"),
+        *("use_cache", "pretraining_tp", "max_window_layers", "sliding_window"),
     )
 )
 """Settings without influence on what a whole model computes, or looked at elsewhere."""

@@ -39,11 +39,7 @@ class Arguments:
 
 
 def run_command(words: Sequence[str]) -> None:
-    asked = _read(words)
-    ACTIONS[asked.action](asked)
-
-
-def _read(words: Sequence[str]) -> Arguments:
+    """Show, simulate or list machines. ValueError for wrong words."""
     plain, flags = read_flags(words, dict.fromkeys(FLAGS, "a value"))
     if len(plain) != 2:
         raise ValueError(f"covey machines needs what to do ({', '.join(ACTIONS)}) and a file, got {len(plain)} words")
@@ -51,7 +47,7 @@ def _read(words: Sequence[str]) -> Arguments:
     idle = sorted(set(flags) - FLAGS_OF[asked.action])
     if idle:
         raise ValueError(f"covey machines {asked.action} does not read {', '.join(idle)}")
-    return asked
+    ACTIONS[asked.action](asked)
 
 
 def read_file(path: Path) -> Tree:

@@ -91,13 +91,8 @@ def inside(band: Band, low: float | None, high: float | None) -> Band:
     >>> inside(Band(0.02, -0.01, 0.05), 0.0, 1.0)
     Band(value=0.02, low=0.0, high=0.05)
     """
-
-    def cut(value: float | None) -> float | None:
-        if value is None:
-            return None
-        return min(max(value, -math.inf if low is None else low), math.inf if high is None else high)
-
-    return Band(band.value, cut(band.low), cut(band.high))
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    return Band(band.value, *(None if end is None else min(max(end, least), most) for end in (band.low, band.high)))
 
 
 def window(num_steps: int) -> int:

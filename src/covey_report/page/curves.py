@@ -118,10 +118,7 @@ def _reward(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _over_prompts(row: Row) -> Band | None:
-    """Compute the interval of a step's reward over its prompts.
-
-    None where the file had no room for all of them.
-    """
+    """Compute the interval of a step's reward over its prompts. None where the file had no room for all of them."""
     groups = [[r for r in map(number, g.get("rewards", [])) if r is not None] for g in row.get("groups", [])]
     return mean_band([fmean(group) for group in groups if group]) if len(groups) == row.get("num_groups") else None
 

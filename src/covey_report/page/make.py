@@ -81,14 +81,8 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("uPlot.min.css", "report.css")
 SCRIPTS = (
-    "uPlot.iife.min.js",
-    "tools.js",
-    "charts.js",
-    "groups.js",
-    "conversations.js",
-    "machines.js",
-    "pages.js",
-    "report.js",
+    *("uPlot.iife.min.js", "tools.js", "charts.js", "groups.js", "conversations.js", "machines.js"),
+    *("pages.js", "report.js"),
 )
 UPLOT_SHA256 = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
 """Checksum of uPlot.iife.min.js 1.6.32 on npm."""

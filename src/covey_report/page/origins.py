@@ -123,21 +123,19 @@ def _of_recipe(recipe: str, chosen: dict[str, str]) -> Iterator[tuple[str, Any]]
 
 
 def _of_choice(group: str, choice: str) -> dict[str, Any]:
-    if group in NAMED_BY:
-        return {NAMED_BY[group]: choice} | (_of_fill() if (group, choice) == ("engine", "fill") else {})
-    return preset_settings(group, choice) or {}
+    if group not in NAMED_BY:
+        return preset_settings(group, choice) or {}
+    if (group, choice) != ("engine", "fill"):
+        return {NAMED_BY[group]: choice}
+    from covey.config.compose import FILL_SAMPLING  # which imports Hydra
+
+    return {"engine.name": "fill", **flat({"sampling": FILL_SAMPLING})}
 
 
 def preset_settings(group: str, choice: str) -> dict[str, Any] | None:
     """Read a preset by dotted names, None where there is no file."""
     fields = preset_fields(group, choice)
     return None if fields is None else flat(fields, f"{group}.")
-
-
-def _of_fill() -> dict[str, Any]:
-    from covey.config.compose import FILL_SAMPLING  # which imports Hydra
-
-    return {f"sampling.{name}": value for name, value in FILL_SAMPLING.items()}
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -112,7 +112,8 @@ def _known(
             from covey.loop import train
             from covey_report.plan.probe import probe
 
-            with Pulse(_probing, PROBE_SECONDS):
+            said = "a probe of this machine is under way, {:.0f} s"
+            with Pulse(lambda seconds: print(said.format(seconds), file=sys.stderr, flush=True), PROBE_SECONDS):
                 found = probe(config, shape, on, train)
             keep_probe(config, on, found)
         else:
@@ -130,10 +131,6 @@ def _known(
     lengths = usual if answers is None else f"of {answers:.0f} tokens"
     source = f"{found.source}; prompts of {prompts:.0f} tokens{unknown}, answers {lengths}"
     return replace(found, prompt_tokens=prompts, completion_tokens=answers, source=source)
-
-
-def _probing(seconds: float) -> None:
-    print(f"a probe of this machine is under way, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def _weights(config: Config, shape: Shape) -> str:

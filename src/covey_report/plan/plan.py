@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from covey.algorithm.intervals import Estimate
 from covey.config.schema import Config
 from covey.engine.settings import cache_budget
 from covey.policy.settings import ModelConfig
@@ -48,13 +49,6 @@ UNMEASURED = Measured()
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    low: float
-    value: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Plan of a run on one kind of machine."""
 
@@ -68,9 +62,9 @@ class Plan:
     """Settings that fit it on more GPUs with the same update, where `change` alters it."""
     phases: dict[str, float]
     """Seconds of a step."""
-    step: Interval
-    hours: Interval
-    cost: Interval | None
+    step: Estimate
+    hours: Estimate
+    cost: Estimate | None
     """Dollars."""
     bottleneck: str
     source: str
@@ -86,9 +80,9 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
     given, config = config, with_checkpointing(config, num_gpus, int(on.memory), is_gpu=on.is_gpu)
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
     spread = SPREAD_OF_PROBE if known.factors else constants(on).spread
-    step = Interval(sum(low.values()) / spread, sum(value.values()), sum(high.values()) * spread)
+    step = Estimate(sum(value.values()), sum(low.values()) / spread, sum(high.values()) * spread)
     seconds = _run_seconds(config, shape, on, num_gpus, known, value)
-    hours = Interval(*(seconds * bound / step.value / 3600 for bound in (step.low, step.value, step.high)))
+    hours = Estimate(*(seconds * bound / step.value / 3600 for bound in (step.value, step.low, step.high)))
     gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
     memory = memory_on(shape, load_on(config, shape, on, num_gpus, known), on)
     change, same = ((), ()) if memory["in_all"] <= on.memory else changes(config, shape, on, num_gpus, known)
@@ -274,12 +268,12 @@ def _run_seconds(
     return config.num_steps * sum(step.values()) + evaluating + cold + START_SECONDS
 
 
-def _cost(on: Hardware, gpus: int, hours: Interval) -> Interval | None:
+def _cost(on: Hardware, gpus: int, hours: Estimate) -> Estimate | None:
     if on.price is None:
         return None
     low, high = on.price
     middle = math.sqrt(low * high)
-    return Interval(gpus * hours.low * low, EXTRA * gpus * hours.value * middle, EXTRA * gpus * hours.high * high)
+    return Estimate(EXTRA * gpus * hours.value * middle, gpus * hours.low * low, EXTRA * gpus * hours.high * high)
 
 
 def bottleneck(config: Config, phases: Mapping[str, float], *, is_gpu: bool) -> str:

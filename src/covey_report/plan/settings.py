@@ -36,10 +36,7 @@ def plan(config: Config, num_ranks: int, *, is_gpu: bool = True) -> dict[str, in
 
 
 def weights(model: ModelConfig) -> tuple[int, int] | None:
-    """Count trained and all weights, adapters included.
-
-    None for an unknown shape.
-    """
+    """Count trained and all weights, adapters included. None for an unknown shape."""
     shape = shape_of(model)
     if shape is None:
         return None

@@ -48,10 +48,7 @@ def state_of(change: Mapping[str, Any] | None, num_prompts: int) -> str:
 
 
 def measure_of(*looks: Mapping[str, Any]) -> str:
-    """Return the metric that evaluations are judged by.
-
-    Accuracy repeats the rewards if all are 0.
-    """
+    """Return the metric that evaluations are judged by. Accuracy repeats the rewards if all are 0."""
     earned = {look.get("reward_mean", {}).get("value") for look in looks} != {0.0}
     return "accuracy" if earned and all(look.get("accuracy") for look in looks) else "reward_mean"
 

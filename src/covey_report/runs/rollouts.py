@@ -59,10 +59,7 @@ def read_words(words: Sequence[str]) -> RolloutsOptions:
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a step and prompt (default: last, all).
-
-    NotWritten where there are none.
-    """
+    """Return the rows of a step and prompt (default: last, all). NotWritten where there are none."""
     of_prompt = [row for row in rows if prompt_id in (None, row["prompt_id"])]
     wanted = step if step is not None else max((row["step"] for row in of_prompt), default=None)
     found = [row for row in of_prompt if row["step"] == wanted]

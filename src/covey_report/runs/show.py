@@ -14,6 +14,7 @@ from covey.run.records.answer_text import as_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import three_digits
+from covey_report.logs.foreign import read_any
 from covey_report.runs.folders import read_flags, run_folders, whole_number
 from covey_report.runs.tables import print_folder, relative, render, side_by_side
 
@@ -28,7 +29,11 @@ ANSWERS = "--answers"
 
 def run_show(words: Sequence[str]) -> None:
     """Show one run, or several side by side. ValueError."""
-    folders, number = _read(words)
+    named, given = read_flags(words, {ANSWERS: "a number"})
+    folders, number = run_folders("show", named), whole_number(given, ANSWERS, NUM_ANSWERS)
+    for folder in folders:
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"{folder} is no run folder (it has no {CONFIG})")
     if len(folders) > 1:
         print_side_by_side(folders)
         return
@@ -43,7 +48,7 @@ def run_show(words: Sequence[str]) -> None:
 
 def print_side_by_side(folders: Sequence[Path]) -> None:
     """Print each run's result below its name and its own settings."""
-    from covey_report.text import compare_folders
+    from covey_report.text import compared_lines
 
     names = [relative(folder) for folder in folders]
     runs = {
@@ -51,7 +56,7 @@ def print_side_by_side(folders: Sequence[Path]) -> None:
     }
     with as_written(f"{SUMMARY} of {', '.join(names)}"):
         CleanConsole().print(side_by_side(runs), soft_wrap=True)
-    for line in compare_folders(folders, names):
+    for line in compared_lines(list(map(read_any, folders)), names):
         CleanConsole().print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -147,13 +152,3 @@ def _what_follows(folder: Path) -> str:
     from covey.run.checkpoints.resume import resume_hint
 
     return f"the run was killed; {resume_hint(folder)}"
-
-
-def _read(words: Sequence[str]) -> tuple[list[Path], int]:
-    """Return the named folders and the number of answers to show."""
-    named, given = read_flags(words, {ANSWERS: "a number"})
-    folders = run_folders("show", named)
-    for folder in folders:
-        if not (folder / CONFIG).is_file():
-            raise ValueError(f"{folder} is no run folder (it has no {CONFIG})")
-    return folders, whole_number(given, ANSWERS, NUM_ANSWERS)

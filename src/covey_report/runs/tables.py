@@ -68,10 +68,7 @@ def _add_title(title: str, table: Table) -> list[RenderableType]:
 
 
 def before_after(content: Mapping[str, Any]) -> Table:
-    """Build a row per measure: before, after and paired gain.
-
-    A single evaluation has one column.
-    """
+    """Build a row per measure: before, after and paired gain. A single evaluation has one column."""
     table = _table()
     table.add_column("")
     looks, gain = [side for side in (content["before"], content["after"]) if side], content["gain"] or {}

@@ -184,10 +184,7 @@ def trace_rows(
     pieces: "Speller",
     num_bytes: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the chosen groups' lines, with rows `trained` anywhere.
-
-    Long answers are cut to `num_bytes` in all.
-    """
+    """Yield the chosen groups' lines, with rows `trained` anywhere. Long answers are cut to `num_bytes` in all."""
     num_rollouts = sum(len(one.group.rollouts) for one, _ in chosen)
     limit = max(LEAST_TOKENS, num_bytes // (TOKEN_BYTES * max(num_rollouts, 1)))
     rows = list(trained)

@@ -1,7 +1,4 @@
-"""A line of updates.jsonl: distributions of a step, by prompt too.
-
-docs/develop/traces.md describes the format.
-"""
+"""A line of updates.jsonl: distributions of a step, by prompt too. docs/develop/traces.md describes the format."""
 
 import json
 import math

@@ -16,14 +16,8 @@ from covey_report.verify.proof import CHECK, SIDES, saved_tensors, split, unpack
 Row = Mapping[str, Any]
 
 OF_THE_CLOCK = (
-    "time",
-    "second",
-    "streamed",
-    "micro_batches",
-    "engine/",
-    "environment/",
-    "trainer_waited",
-    "samplers_waited",
+    *("time", "second", "streamed", "micro_batches", "engine/", "environment/"),
+    *("trainer_waited", "samplers_waited"),
 )
 """Parts of columns that describe the work and not its result."""
 SMALL = 0.1

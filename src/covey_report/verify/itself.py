@@ -98,11 +98,8 @@ def changed_tensors(checkpoint: Path, row: Row) -> str | None:
     if len(then) != len(found):
         return f"it has {number_of(len(found), 'tensor')}, {len(then)} were saved"
     names = [name for (name, now), before in zip(found, then, strict=True) if now != before]
-    return f"tensor {names[0]} differs" + _others(names) if names else None
-
-
-def _others(names: Sequence[str]) -> str:
-    return f", and {len(names) - 1} more" if len(names) > 1 else ""
+    more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"tensor {names[0]} differs{more}" if names else None
 
 
 def logs_changed(folder: Path, proof: Sequence[Row]) -> Iterator[ChangedFile]:

@@ -51,10 +51,7 @@ class DrawnSteps:
 
 
 def starts_of(folder: Path) -> list[int]:
-    """Return the states that steps can be computed from.
-
-    `look_at_folder` has verified the checkpoints.
-    """
+    """Return the states that steps can be computed from. `look_at_folder` has verified the checkpoints."""
     return [0, *(step_of(path) or 0 for path in complete_checkpoints(folder / "checkpoints"))]
 
 
@@ -78,10 +75,7 @@ def legs_of(folder: Path, proof: Sequence[Row], total: int) -> list[Leg]:
 def make_plan(
     starts: Sequence[int], legs: Sequence[Leg], wanted: int, most: int, seed: int, first: Sequence[int] = ()
 ) -> DrawnSteps:
-    """Draw random steps, at most `wanted`, within `most` steps of work.
-
-    Steps in `first` come before others.
-    """
+    """Draw random steps, at most `wanted`, within `most` steps of work. Steps in `first` come before others."""
     reach = {step: start for step in range(1, len(legs) + 1) if (start := _start_of(step, starts, legs)) is not None}
     order = sorted(reach)
     random.Random(seed).shuffle(order)

@@ -47,10 +47,7 @@ class Bases:
     """Base models by the names that clients know, each in memory once."""
 
     def __init__(self, folders: Mapping[str, ModelConfig], *, full: bool = False) -> None:
-        """Load all bases. ValueError for a bad one.
-
-        `full` trains all weights of every model.
-        """
+        """Load all bases. ValueError for a bad one. `full` trains all weights of every model."""
         self.folders, self.full = folders, full
         self._loaded = {name: load_policy(settings, trainable=False) for name, settings in folders.items()}
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +92,8 @@ class Checkpoints:
     def of_model(self, model: str) -> list[Saved]:
         """Return a model's checkpoints, oldest first."""
         paths = [f"tinker://{model}/{kind}" for kind in KINDS] if MODEL.fullmatch(model) else []
-        found = [f"{path}/{folder.name}" for path in paths for folder in self._below(path)]
+        below = {path: self.folder(f"{path}/x").parent.glob("[A-Za-z0-9_]*") for path in paths}
+        found = [f"{path}/{folder.name}" for path, folders in below.items() for folder in folders]
         return sorted(self._valid(found), key=lambda saved: saved.facts["time"])
 
     def all(self) -> list[Saved]:
@@ -99,15 +101,10 @@ class Checkpoints:
         found = [saved for model in models for saved in self.of_model(model)]
         return sorted(found, key=lambda saved: saved.facts["time"])
 
-    def _below(self, path: str) -> Iterator[Path]:
-        yield from self.folder(f"{path}/x").parent.glob("[A-Za-z0-9_]*")
-
     def _valid(self, paths: list[str]) -> Iterator[Saved]:
         for path in paths:
-            try:
+            with suppress(ValueError):
                 yield self.find(path)
-            except ValueError:
-                continue
 
 
 def own_folder(root: Path, owner: str) -> Path:

@@ -91,10 +91,7 @@ class RequestJournal:
         os.fdatasync(self._file)
 
     def compact(self, kept: Iterable[tuple[Header, RecordPlace | None]]) -> list[RecordPlace]:
-        """Rewrite the file with these headers and their old bodies.
-
-        Return the new places, in order.
-        """
+        """Rewrite the file with these headers and their old bodies. Return the new places, in order."""
         aside = self._path.with_name(f"{self._path.name}.new")
         aside.unlink(missing_ok=True)
         other = RequestJournal(aside)

@@ -21,18 +21,29 @@ CREATED = 0
 
 
 @dataclass(slots=True)
-class ServedSession:
+class _Recorded:
+    """An entry of the journal."""
+
     header: Header
+
+    @property
+    def id(self) -> str:
+        return str(self.header["id"])
+
+
+@dataclass(slots=True)
+class ServedSession(_Recorded):
+    """A client's session."""
+
     place: RecordPlace
     seen: float = field(default_factory=time.time)
     """Time of its last sign of life."""
 
 
 @dataclass(slots=True)
-class HostedModel:
+class HostedModel(_Recorded):
     """A model with the requests that its weights follow from."""
 
-    header: Header
     place: RecordPlace
     shape: ModelShape
     done: int = -1
@@ -44,20 +55,15 @@ class HostedModel:
     seen: float = field(default_factory=time.time)
 
     @property
-    def id(self) -> str:
-        return str(self.header["id"])
-
-    @property
     def next(self) -> str | None:
         """Return the next promise, None if it has not arrived."""
         return self.requests.get(self.done + 1)
 
 
 @dataclass(slots=True)
-class ServedSampler:
+class ServedSampler(_Recorded):
     """Weights that are sampled from."""
 
-    header: Header
     place: RecordPlace
     shape: ModelShape
     copies: dict[str, int] = field(default_factory=lambda: {"0": 0})
@@ -66,19 +72,14 @@ class ServedSampler:
     """Promises without a result, in order of arrival."""
     used: float = field(default_factory=time.time)
 
-    @property
-    def id(self) -> str:
-        return str(self.header["id"])
-
 
 Owner = HostedModel | ServedSampler
 
 
 @dataclass(slots=True)
-class Promise:
+class Promise(_Recorded):
     """A request with its result, once there is one."""
 
-    header: Header
     place: RecordPlace | None
     """The request's record, None once it is not needed."""
     size: int = 0
@@ -88,10 +89,6 @@ class Promise:
     fetched: float | None = None
     """Time when the result was first fetched."""
     event: asyncio.Event | None = None
-
-    @property
-    def id(self) -> str:
-        return str(self.header["id"])
 
 
 class Ledger:
@@ -256,11 +253,7 @@ def _end(ledger: Ledger, header: Header, place: RecordPlace) -> None:
             del table[name]
 
 
-def _drop_sampler(ledger: Ledger, header: Header, place: RecordPlace) -> None:
-    ledger.samplers.pop(header["id"], None)
-
-
-APPLY: dict[str, Callable[[Ledger, Header, RecordPlace], None]] = {
+APPLY: dict[str, Callable[[Ledger, Header, RecordPlace], object]] = {
     "session": _session,
     "model": _model,
     "sampler": _sampler,
@@ -268,5 +261,5 @@ APPLY: dict[str, Callable[[Ledger, Header, RecordPlace], None]] = {
     "result": _result,
     "snapshot": _snapshot,
     "end": _end,
-    "drop sampler": _drop_sampler,
+    "drop sampler": lambda ledger, header, place: ledger.samplers.pop(header["id"], None),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey.algorithm.intervals import Estimate
 from covey.cli.main import main
 from covey.config.budget import resolve_budget
 from covey.config.schema import Config
@@ -27,7 +28,7 @@ from covey_report.plan.command import lines_of, read_flags
 from covey_report.plan.hardware import GPUS, Hardware, named
 from covey_report.plan.kept import against, keep_plan, kept_plan
 from covey_report.plan.known import prompt_tokens_of
-from covey_report.plan.plan import Interval, Measured, bottleneck, bounded, changes, memory_on, plan_of, work_of
+from covey_report.plan.plan import Measured, bottleneck, bounded, changes, memory_on, plan_of, work_of
 from covey_report.plan.probe import Watch, compared, probe
 from covey_report.plan.seconds import PHASES, active_weights, step_seconds
 from covey_report.plan.settings import shape_for
@@ -262,7 +263,7 @@ def test_cost_is_gpus_times_hours_times_price_and_a_given_price_counts(small: Sh
 
 def test_times_of_a_plan_say_what_they_count(small: Shape) -> None:
     plan = plan_of(config_of(num_steps=20), small, H100, 1, Measured(completion_tokens=100))
-    plan = replace(plan, step=Interval(2.5, 250.0, 2500.0), hours=Interval(0.01, 0.75, 30.5))
+    plan = replace(plan, step=Estimate(250.0, 2.5, 2500.0), hours=Estimate(0.75, 0.01, 30.5))
     lines = lines_of(plan)
     assert "a step      250 s (2.5 s to 2,500 s): " in lines[3]
     assert lines[4] == "  the run     0:45:00 (0:00:36 to 30:30:00), h:m:s"

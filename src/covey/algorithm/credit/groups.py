@@ -1,7 +1,4 @@
-"""From groups to advantages, by columns of all ranks' rollouts.
-
-The arithmetic is in covey.algorithm.credit.assign.
-"""
+"""From groups to advantages, by columns of all ranks' rollouts. The arithmetic is in covey.algorithm.credit.assign."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -96,10 +93,7 @@ class CreditAssigner:
         self.baselines = dict(state["baselines"])
 
     def _scores(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None) -> Scores:
-        """Put this rank's rollouts into columns, failures included.
-
-        So a group keeps its size, which pass@k needs.
-        """
+        """Put this rank's rollouts into columns, failures included. So a group keeps its size, which pass@k needs."""
         members = [(*group.rollouts, *(UNSCORED,) * len(group.failures)) for group in groups]
         places = [number for number, own in enumerate(members) for _ in own]
         prompts = tuple(groups[number].prompt for number in places)

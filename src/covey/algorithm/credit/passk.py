@@ -120,10 +120,7 @@ def best_with(rewards_M: Tensor, k: int) -> Tensor:
 
 
 def best_without(rewards_M: Tensor, k: int) -> Tensor:
-    """Return the mean largest reward of the k-subsets without each member.
-
-    Rewards ascend; k <= n - 1.
-    """
+    """Return the mean largest reward of the k-subsets without each member. Rewards ascend; k <= n - 1."""
     weights = subset_weights(len(rewards_M) - 1, k, rewards_M)
     zero = rewards_M.new_zeros(1)
     below_M = torch.cat([zero, (weights * rewards_M[:-1]).cumsum(0)])

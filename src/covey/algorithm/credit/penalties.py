@@ -8,10 +8,7 @@ from collections.abc import Sequence
 
 
 def check_soft_overlong(max_len: int, cache: int, name: str = "max_len") -> None:
-    """Require 1 <= cache <= max_len, with ValueError.
-
-    `name` is what the caller's users call the length.
-    """
+    """Require 1 <= cache <= max_len, with ValueError. `name` is what the caller's users call the length."""
     if not 1 <= cache <= max_len:
         raise ValueError(f"cache must be in [1, {name}={max_len}], got {cache}")
 

@@ -283,10 +283,7 @@ def divide(values_N: Tensor, scale: Tensor, eps: float, eps_mode: str = "add") -
 
 
 def apply_singleton(advantages_N: Tensor, raw_N: Tensor, given: Scores, singleton: str) -> Tensor:
-    """Replace the advantage of a group's only scored rollout.
-
-    zero: 0. raw: `raw_N`, as in verl. error: ValueError.
-    """
+    """Replace the advantage of a group's only scored rollout. zero: 0. raw: `raw_N`, as in verl. error: ValueError."""
     one_of("singleton", singleton, SINGLETON)
     count_N = count_scored(given.rewards_N, given.groups_N)
     if singleton == "error" and bool((count_N < 2).any()):

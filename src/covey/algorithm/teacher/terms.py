@@ -24,10 +24,7 @@ LEAST_SUM = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """The tokens that a teacher judged, (N, T).
-
-    Inside the mask its log-probs are finite or -inf.
-    """
+    """The tokens that a teacher judged, (N, T). Inside the mask its log-probs are finite or -inf."""
 
     log_probs_NT: Tensor
     """Log-probs under the policy, with gradient."""
@@ -107,10 +104,7 @@ def sampled_loss(taught: Taught, *, form: str = "reinforce", clip: float | None 
 
 
 def stale_weight(taught: Taught, largest: float | None) -> Tensor:
-    """Return min(exp(log pi - log pi_old), largest), (N, T), without gradient.
-
-    It is 1 for None.
-    """
+    """Return min(exp(log pi - log pi_old), largest), (N, T), without gradient. It is 1 for None."""
     if largest is None:
         return torch.ones_like(taught.log_probs_NT)
     delta_NT = select(taught.log_probs_NT - taught.old_log_probs_NT, taught.mask_NT).detach()

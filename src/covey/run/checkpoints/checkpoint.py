@@ -143,10 +143,7 @@ def problem(checkpoint: Path) -> str | None:
 
 
 def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Load the state: tensors and plain containers alone. ValueError.
-
-    `mapped` leaves tensors in the file.
-    """
+    """Load the state: tensors and plain containers alone. ValueError. `mapped` leaves tensors in the file."""
     try:
         return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True, mmap=mapped)
     except UnpicklingError as error:

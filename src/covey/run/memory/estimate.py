@@ -1,7 +1,4 @@
-"""A run's memory from the shape of its model.
-
-It counts what is large; `covey check` measures on the machine itself.
-"""
+"""A run's memory from the shape of its model. It counts what is large; `covey check` measures on the machine itself."""
 
 import sys
 from dataclasses import replace

@@ -82,10 +82,7 @@ class Shape:
 
 
 def shape_of(model: ModelConfig) -> Shape | None:
-    """Return a model's shape from disk or by name.
-
-    None for others.
-    """
+    """Return a model's shape from disk or by name. None for others."""
     config = _config_of(model.name, model.revision)
     if config is None:
         return None

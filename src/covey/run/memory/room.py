@@ -13,10 +13,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Return the bytes this process can still take on the device.
-
-    Processes of one machine share its memory evenly.
-    """
+    """Return the bytes this process can still take on the device. Processes of one machine share its memory evenly."""
     if device.type == "cuda":
         return free_bytes(device)
     return host_bytes(Path("/")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -24,40 +24,14 @@ from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of, numbers_of
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY, VERDICTS
+from covey.run.records import rollout_log, step_metrics
+from covey.run.records import summary as results
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks, make_callbacks
 from covey.run.records.facts import environment_facts, manifest_facts
 from covey.run.records.notebook import progress_of
-from covey.run.records.rollout_log import (
-    answers_per_evaluation,
-    best_to_worst,
-    evaluation_rows,
-    list_sampled,
-    spread_over,
-    verdict_row,
-)
 from covey.run.records.samplers import SamplersTotals
-from covey.run.records.step_metrics import (
-    Row,
-    StepResult,
-    count_drops,
-    count_tokens,
-    environment_metrics,
-    means,
-    step_row,
-    why_no_signal,
-)
-from covey.run.records.summary import (
-    HELD_OUT,
-    SIDES,
-    TRAINED,
-    PromptKey,
-    RunFacts,
-    comparable,
-    peak_memory_bytes,
-    summary,
-    write_summary,
-)
+from covey.run.records.step_metrics import Row, StepResult
 from covey.run.records.terminal import Progress
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.run.records.waits import make_watchdog, pulse_of
@@ -65,7 +39,7 @@ from covey.run.versions import versions
 from covey.system import collectives
 from covey.system.behind import Behind
 from covey.system.disk import WriteError, catch_write_errors, only_warn, sync
-from covey.system.jsonl import JsonlWriter, write_json
+from covey.system.jsonl import JsonlWriter
 from covey.system.lookup import resolve
 from covey.system.text.masking import mask
 from covey.system.waits.timer import PhaseTimer
@@ -90,8 +64,7 @@ class RunRecorder:
         self.behind = Behind(lambda name: self.watchdog.deadline(name, "timeouts.saving"))
         """Writes rows and checkpoints while weights stay as they are; `settle` before they change."""
         self._is_heard = bool(callbacks or config.output.callbacks)
-        self._config = config
-        self.folder = folder
+        self._config, self.folder = config, folder
         self.callbacks = Callbacks((*make_callbacks(config, self.say), *callbacks))
         self._started = self._step_started = time.monotonic()
         self._goes_on = config.output.on_write_error == "continue"
@@ -103,7 +76,7 @@ class RunRecorder:
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
         self._plain_evaluations: list[dict[str, Any]] = []  # taken apart once: the state is copied every step
-        self._seen: list[list[PromptKey]] = []
+        self._seen: list[list[results.PromptKey]] = []
         """The prompts of each evaluation."""
         self.evaluated_at = -1
         """Step of the newest evaluation."""
@@ -118,7 +91,7 @@ class RunRecorder:
         self.journal: RolloutJournal | None = None
         self._proof: Any = None
         self._kept_metrics: dict[str, float] | None = None
-        self.sides, self.looked_at, self._prompts = SIDES, "", ""
+        self.sides, self.looked_at, self._prompts = results.SIDES, "", ""
         self._is_as_left = config.resume is not None
         """Whether the run has begun without a step yet, so its folder still describes it."""
 
@@ -135,17 +108,9 @@ class RunRecorder:
         with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
             closing.push(self.watchdog)
             closing.enter_context(self.watchdog.deadline("the parts of the run to be closed", "timeouts.saving"))
-            for part in (
-                vars(self).get("_tracker"),
-                self._schedule,
-                self._verdicts,
-                self._traces,
-                self.journal,
-                self._proof,
-                self._run,
-            ):
-                if part is not None:
-                    closing.callback(quietly(part.close))
+            files = (vars(self).get("_tracker"), self._schedule, self._verdicts, self._traces)
+            for part in filter(None, (*files, self.journal, self._proof, self._run)):
+                closing.callback(quietly(part.close))
             closing.callback(quietly(self.behind.close))  # before the files
             self._pulse.__exit__()
             self._progress.close()
@@ -185,10 +150,7 @@ class RunRecorder:
         self.callbacks.start(run, self.folder)
 
     def write_behind(self) -> None:
-        """Write each step's rows while the next is sampled.
-
-        `settle` comes before its update.
-        """
+        """Write each step's rows while the next is sampled. `settle` comes before its update."""
         run, self._step_started = self.run, time.monotonic()
         # Other ranks would wait for this one; a GPU that captures a graph bears no other thread; callbacks see files
         is_alone = collectives.world_size() == 1 and run.policy.device.type == "cpu"
@@ -207,8 +169,9 @@ class RunRecorder:
 
     def log_step(self, step: int, stepped: StepResult) -> None:
         self._get_under_way()
-        drops, sampled = count_drops(self.run, stepped.dropped), [*stepped.groups, *(d.group for d in stepped.dropped)]
-        (num_tokens,) = collectives.all_sum_ints(count_tokens(sampled))
+        drops = step_metrics.count_drops(self.run, stepped.dropped)
+        sampled = [*stepped.groups, *(one.group for one in stepped.dropped)]
+        (num_tokens,) = collectives.all_sum_ints(step_metrics.count_tokens(sampled))
         seconds = time.monotonic() - self._step_started
         self._step_seconds += seconds
         num_dropped = sum(n for reason, n in drops.items() if reason != "unscored_rollouts")
@@ -220,7 +183,7 @@ class RunRecorder:
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
-        row = step_row(self.run, step, stepped, counted)
+        row = step_metrics.step_row(self.run, step, stepped, counted)
         self._kept_metrics = None
         self._samplers.add(row)
         self.callbacks.step(step + 1, row)
@@ -231,7 +194,7 @@ class RunRecorder:
         if self._config.output.show_rollouts:
             self.behind.settle()
         if row["num_rollouts_trained"] == 0:
-            self.say(f"step {step + 1}: no signal, {why_no_signal(row, stepped.credit)}; no update")
+            self.say(f"step {step + 1}: no signal, {step_metrics.why_no_signal(row, stepped.credit)}; no update")
         self._step_started = time.monotonic()
 
     def _write_step(self, step: int, stepped: StepResult, row: Row, schedule: Mapping[str, Any]) -> None:
@@ -239,7 +202,14 @@ class RunRecorder:
         if schedule:
             self._schedule = self._schedule or JsonlWriter(self.folder / SCHEDULE, wait=self._goes_on)
             self._schedule.write({"step": step, **schedule})
-        self._rollouts(step, stepped)
+        output, credit = self._config.output, stepped.credit
+        advantages = [advantage for group in credit.advantages for advantage in group]
+        of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
+        found = rollout_log.list_sampled(stepped.groups, advantages, stepped.dropped, of_turns)
+        logged = rollout_log.spread_over(found, output.rollouts_per_step)
+        self._tracker.answers(step, [one.row(step) for one in logged])
+        for one in rollout_log.best_to_worst(found, output.show_rollouts):
+            self._progress.message(as_text(one.row(step)))
         if self._traces is not None:
             self._traces.step(step, stepped.groups, stepped.credit, stepped.dropped)
             self._proof.step(step, stepped.groups)
@@ -251,29 +221,17 @@ class RunRecorder:
                 (self.folder / SUMMARY).unlink(missing_ok=True)
         self._is_as_left = False
 
-    def _rollouts(self, step: int, stepped: StepResult) -> None:
-        output, credit = self._config.output, stepped.credit
-        advantages = [advantage for group in credit.advantages for advantage in group]
-        of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
-        found = list_sampled(stepped.groups, advantages, stepped.dropped, of_turns)
-        self._tracker.answers(step, [one.row(step) for one in spread_over(found, output.rollouts_per_step)])
-        for one in best_to_worst(found, output.show_rollouts):
-            self._progress.message(as_text(one.row(step)))
-
     def keep_environment_metrics(self) -> None:
         """Take the environment's metrics of a step before its end."""
         self._kept_metrics = self._environment_metrics()
 
     def _environment_metrics(self) -> dict[str, float]:
-        """Return the environment's metrics as means over ranks.
-
-        Forged rewards are also added up for the summary.
-        """
-        of_ranks = environment_metrics(self.run)
+        """Return the environment's metrics as means over ranks. Forged rewards are also added up for the summary."""
+        of_ranks = step_metrics.environment_metrics(self.run)
         for name, number in ((name, number) for metrics in of_ranks for name, number in metrics.items()):
             if name.rpartition("/")[2] in ("rechecked", "recheck_disagreements"):
                 self._totals[name.rpartition("/")[2]] += int(number)
-        return {f"environment/{name}": mean for name, mean in means(of_ranks).items()}
+        return {f"environment/{name}": mean for name, mean in step_metrics.means(of_ranks).items()}
 
     def evaluation(self, step: int, answers: Answers) -> None:
         """Measure and log answers to the held-out prompts."""
@@ -285,10 +243,8 @@ class RunRecorder:
             nothing = (math.nan,) * found.num_prompts
             found = replace(found, accuracy=None, pass_at_k={}, correct_greedy=nothing)
         bound = None if found.accuracy is None else settings.correct_above
-        rows = evaluation_rows(
-            step, answers, bound, answers_per_evaluation(self._config.output, settings.every, self._config.num_steps)
-        )
-        self._tracker.answers(step, rows, kind="evaluate")
+        most = rollout_log.answers_per_evaluation(self._config.output, settings.every, self._config.num_steps)
+        self._tracker.answers(step, rollout_log.evaluation_rows(step, answers, bound, most), kind="evaluate")
         metrics = numbers_of(found)
         for name, part in found.parts.items():
             metrics |= {f"{key}/{name}": value for key, value in numbers_of(part).items() if not key.startswith("pass")}
@@ -299,9 +255,8 @@ class RunRecorder:
         self.evaluated_at = step
         of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
         row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
-        self._tracker.log(
-            step, {name: None if math.isnan(number) else number for name, number in row.items()}, kind="evaluate"
-        )
+        known = {name: None if math.isnan(number) else number for name, number in row.items()}
+        self._tracker.log(step, known, kind="evaluate")
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
         if self._proof is not None:
@@ -313,7 +268,7 @@ class RunRecorder:
         if not collectives.is_main_process():
             return
         prompts, ids = [name for _, name in self._seen[-1]], [prompt.id for prompt in self.run.test_prompts]
-        row = verdict_row(step, found, prompts, ids)
+        row = rollout_log.verdict_row(step, found, prompts, ids)
         if self._verdicts is not None:
             row = {name: value for name, value in row.items() if name not in ("prompts", "ids")}
         self._verdicts = self._verdicts or JsonlWriter(self.folder / VERDICTS, wait=self._goes_on)
@@ -415,32 +370,29 @@ class RunRecorder:
         self.evaluated_at = state["evaluated_at"]
         self._step_started = time.monotonic()
 
-    def cold_start(self, facts: Mapping[str, object]) -> None:
-        write_json(self.folder / "cold_start.json", facts)
-
     def _summarise(self, status: str) -> None:
         if not collectives.is_main_process():
             return
-        facts = RunFacts(
+        counted = ("steps", "tokens", "rechecked", "recheck_disagreements")
+        facts = results.RunFacts(
             status=status,
             seed=self._config.seed,
-            steps=self._totals["steps"],
             seconds=time.monotonic() - self._started,
             phases=self.timer.seconds,
             skipped_steps=self._totals["skipped"],
             dropped_groups=self._totals["dropped"],
-            tokens=self._totals["tokens"],
             step_seconds=self._step_seconds,
-            peak_memory_bytes=peak_memory_bytes("cpu" if self._run is None else str(self._run.policy.device)),
+            peak_memory_bytes=results.peak_memory_bytes("cpu" if self._run is None else str(self._run.policy.device)),
             versions=versions(),
-            rechecked=self._totals["rechecked"],
-            recheck_disagreements=self._totals["recheck_disagreements"],
             environment={} if self._run is None else environment_facts(self._run),
-            looked_at=self.looked_at or (HELD_OUT if not self._run or self._run.is_held_out else TRAINED),
+            looked_at=self.looked_at
+            or (results.HELD_OUT if not self._run or self._run.is_held_out else results.TRAINED),
             sides=self.sides,
             samplers=self._samplers.described(),
+            **{name: self._totals[name] for name in counted},
         )
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
-        compared = comparable(before, after, self._seen) if before and after else None
-        write_summary(self.folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
+        compared = results.comparable(before, after, self._seen) if before and after else None
+        content = results.summary(facts, before, after, self._config.evaluation.confidence, compared)
+        results.write_summary(self.folder, content)

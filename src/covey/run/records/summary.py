@@ -76,28 +76,19 @@ def summary(
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
     gain = gains(*(compared or (before, after)), confidence)
     flattered = reward_hacking_note(gain, facts.environment.get("gap_reference"))
-    return {
-        "status": facts.status,
-        "seed": facts.seed,
-        "steps": facts.steps,
-        "skipped_steps": facts.skipped_steps,
-        "dropped_groups": facts.dropped_groups,
-        "confidence": confidence,
-        "looked_at": facts.looked_at,
-        "sides": list(facts.sides),
-        "before": describe(before),
-        "after": describe(after),
-        "gain": gain,
-        "seconds": facts.seconds,
-        "phases": phase_shares(facts.phases, facts.seconds),
-        "tokens": facts.tokens,
-        "tokens_per_second": rate,
-        "peak_memory_bytes": facts.peak_memory_bytes,
-        **({} if facts.samplers is None else {"samplers": dict(facts.samplers)}),
-        "reward_hacking": hacking_note(facts.rechecked, facts.recheck_disagreements) or flattered,
-        "environment": dict(facts.environment),
-        "versions": dict(facts.versions),
-    }
+    told = asdict(facts)
+    told |= {"confidence": confidence, "sides": list(facts.sides), "tokens_per_second": rate, "gain": gain}
+    told |= {"before": describe(before), "after": describe(after), "phases": phase_shares(facts.phases, facts.seconds)}
+    told["reward_hacking"] = hacking_note(facts.rechecked, facts.recheck_disagreements) or flattered
+    return {name: told[name] for name in CONTENT if name != "samplers" or facts.samplers is not None}
+
+
+CONTENT = (
+    *("status", "seed", "steps", "skipped_steps", "dropped_groups", "confidence", "looked_at", "sides"),
+    *("before", "after", "gain", "seconds", "phases", "tokens", "tokens_per_second", "peak_memory_bytes"),
+    *("samplers", "reward_hacking", "environment", "versions"),
+)
+"""Names in summary.json, in order; `samplers` only where there were some."""
 
 
 def hacking_note(rechecked: int, disagreements: int) -> str | None:

@@ -328,9 +328,7 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{_whole(seconds)} left"
+    return "" if seconds is None else f"{_whole(seconds)} left"
 
 
 def _whole(seconds: float) -> str:

@@ -26,12 +26,8 @@ def make_watchdog(timeouts: TimeoutsConfig, folder: Path) -> Watchdog:
 
 def pulse_of(progress: Progress, timer: PhaseTimer) -> Pulse:
     """Make the thread that shows this thread's wait, every second."""
-    thread = threading.get_ident()
-
-    def beat(seconds: float) -> None:
-        progress.waiting(at(timer, thread), in_step=timer.outermost in OF_STEPS)
-
-    return Pulse(beat, BEAT_SECONDS)
+    show, thread = progress.waiting, threading.get_ident()
+    return Pulse(lambda seconds: show(at(timer, thread), in_step=timer.outermost in OF_STEPS), BEAT_SECONDS)
 
 
 def at(timer: PhaseTimer, thread: int) -> str:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, TextIO, runtime_checkable
 
+from covey.system.text.format import number_of
 from covey.system.waits import watchdog_process
 from covey.system.waits.watchdog_process import EXPIRED
 
@@ -37,13 +38,8 @@ LOOP_SECONDS = 2.0
 """The event loop has so long to give an environment up before the guard ends the run."""
 
 ASKED = {"score": "score", "reset": "begin", "reply": "reply to", "close": "close"}
-OF = {
-    "score": ("prompt", "prompts"),
-    "reset": ("episode", "episodes"),
-    "reply": ("answer", "answers"),
-    "close": ("episode", "episodes"),
-}
-"""Units of calls of an environment, singular and plural."""
+OF = {"score": "prompt", "reset": "episode", "reply": "answer", "close": "episode"}
+"""Verbs and units of calls of an environment."""
 
 
 @dataclass(eq=False, slots=True)
@@ -334,7 +330,7 @@ class PromptWaits:
         if self._environments:
             environment, method = self._environments[0]
             number = sum(other == method for _, other in self._environments)
-            what = f"the environment {environment} to {ASKED[method]} {_count_things(number, *OF[method])}"
+            what = f"the environment {environment} to {ASKED[method]} {number_of(number, OF[method])}"
             setting = "timeouts.scoring"
             seconds = None if self.scoring_seconds is None else self.scoring_seconds + LOOP_SECONDS
         # The same wait again is progress, a new one has a limit of its own
@@ -360,8 +356,4 @@ class PromptWaits:
 
 
 def _to_answer(num_prompts: int) -> str:
-    return f"the engine to answer {_count_things(num_prompts, *OF['score'])}"
-
-
-def _count_things(number: int, one: str, many: str) -> str:
-    return f"1 {one}" if number == 1 else f"{number} {many}"
+    return f"the engine to answer {number_of(num_prompts, 'prompt')}"
