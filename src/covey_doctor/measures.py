@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev
 
 MAX_POINTS = 40
@@ -29,7 +30,7 @@ def mann_kendall(values: Sequence[float]) -> float:
     n = len(values)
     if n < 3:
         return 1.0
-    signs = sum(_sign(values[j] - values[i]) for i in range(n) for j in range(i + 1, n))
+    signs = sum((b > a) - (b < a) for a, b in combinations(values, 2))
     sigma = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     z = (abs(signs) - 1) / sigma if signs else 0.0
     return 2 * (1 - NormalDist().cdf(z)) if z > 0 else 1.0
@@ -59,7 +60,3 @@ def binomial_tail(successes: int, trials: int) -> float:
     0.03125
     """
     return sum(math.comb(trials, k) for k in range(successes, trials + 1)) / 2**trials if trials else 1.0
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)

@@ -77,9 +77,8 @@ class Look:
 
 def check_plain(subject: PreflightContext) -> Check:
     """Check engine and trainer against transformers, at short and full length."""
-    short = shorten_groups(
-        first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1
-    )
+    num_tokens = affordable_tokens(subject, NUM_FORWARDS)
+    short = shorten_groups(first_groups(subject.groups)[:NUM_GROUPS], num_tokens, num_rollouts=1)
     looks = [Look("short", short, _longest(short)), *_at_full_length(subject)]
     gaps = _gaps_of(subject, looks)
     rollouts = [rollout for look in looks for group in look.groups for rollout in group.rollouts]

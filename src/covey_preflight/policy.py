@@ -211,11 +211,11 @@ def cut_groups(
     rows = synthetic_rows(found, 1.0)
     batch = laid_out(subject, rows, "padded", subject.config.micro_batch_tokens)
     logprobs = iter(trainer_logprobs(subject, batch).tolist())
-    return [replace(group, rollouts=tuple(_with_logprobs(r, logprobs) for r in group.rollouts)) for group in found]
 
+    def scored(rollout: Rollout) -> Rollout:
+        return replace(rollout, sampler_logprobs=tuple(next(logprobs) if own else 0.0 for own in rollout.loss_mask))
 
-def _with_logprobs(rollout: Rollout, logprobs: Iterator[float]) -> Rollout:
-    return replace(rollout, sampler_logprobs=tuple(next(logprobs) if own else 0.0 for own in rollout.loss_mask))
+    return [replace(group, rollouts=tuple(map(scored, group.rollouts))) for group in found]
 
 
 def _variants(rows: Sequence[Sequence[Row]], layouts: Sequence[str]) -> list[tuple[str, int]]:

@@ -80,8 +80,10 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
             if not missing:
                 say(f"preflight {number} of {len(stages)}: {stage.name}")
             with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
-                check = _unmade(stage, missing[0]) if missing else _run_check(stage, subject)
-                checks[stage.name] = _agree(collectives.all_gather(check))
+                said = f"not measured before {missing[0]} passes" if missing else ""
+                check = Check(False, said, "", name=stage.name) if missing else _run_check(stage, subject)
+                of_ranks = collectives.all_gather(check)
+                checks[stage.name] = next((check for check in of_ranks if not check.passed), of_ranks[0])
     return list(checks.values())
 
 
@@ -153,14 +155,6 @@ def _run_check(stage: PreflightCheck, subject: PreflightContext) -> Check:
     found = stage.look(subject)
     seconds = time.perf_counter() - started
     return replace(found, name=stage.name, seconds=seconds)
-
-
-def _unmade(stage: PreflightCheck, missing: str) -> Check:
-    return Check(False, f"not measured before {missing} passes", "", name=stage.name)
-
-
-def _agree(of_ranks: Sequence[Check]) -> Check:
-    return next((check for check in of_ranks if not check.passed), of_ranks[0])
 
 
 def _is_masked(subject: PreflightContext) -> bool:

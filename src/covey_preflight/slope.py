@@ -137,7 +137,8 @@ def gradient_errors(
     """
     trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
     # Weights without a gradient are learnt with 0.
-    left = {n: torch.zeros_like(w) if w.grad is None else _unscale(w.grad, scale) for n, w in trained.items()}
+    gradients = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in trained.items()}
+    left = gradients if scale == 1 else {name: gradient / scale for name, gradient in gradients.items()}
     found = {name: sharding.whole(left[name]).detach().double() for name in _few(left)}
     direction = _direction(found, _padding_rows(policy))
     expected = sum(float((found[name] * moved).sum()) for name, moved in direction.items())
@@ -180,11 +181,6 @@ def _noting_cuts(model: nn.Module) -> Iterator[list[nn.Module]]:
     yield found
     for hook in hooks:
         hook.remove()
-
-
-def _unscale(gradient: Tensor, scale: float) -> Tensor:
-    """Return the gradient without loss scale, copied only if necessary."""
-    return gradient if scale == 1 else gradient / scale
 
 
 def _few(left: Mapping[str, Tensor]) -> list[str]:

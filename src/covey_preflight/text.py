@@ -136,7 +136,9 @@ def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids
     # Messages that a template drops are lost on the policy
     rendered = _render(policy, messages)
     for message in messages:
-        if message["role"] != "assistant" and not _is_in(text_of(message).strip(), rendered):
+        words = text_of(message).strip()  # which a template may write as JSON
+        written = (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1])
+        if message["role"] != "assistant" and not any(one in rendered for one in written):
             yield f"prompt {name}: the chat template drops what the {message['role']} says"
 
 
@@ -144,13 +146,6 @@ def _render(policy: Policy, messages: Sequence[Message]) -> str:
     goes_on, conversation = ends_with_assistant(messages), [with_content(message) for message in messages]
     render = policy.tokenizer.apply_chat_template
     return str(render(conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False))
-
-
-def _is_in(words: str, rendered: str) -> bool:
-    """Return True if a template kept the words, plain or as JSON."""
-    return any(
-        spelt in rendered for spelt in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1])
-    )
 
 
 def _remarks(policy: Policy, prompt: Prompt) -> Iterator[str]:

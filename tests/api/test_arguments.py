@@ -63,7 +63,12 @@ def test_what_would_be_ignored_or_cannot_be_used_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [
-        ({"lora_rank": 8}, ROWS, "model must be a name, a folder or a model in memory, got {'lora_rank': 8}"),
+        (
+            {"lora_rank": 8},
+            ROWS,
+            "model must be a name, a folder or a model in memory, got {'lora_rank': 8}; its settings come by keyword, "
+            "such as model__lora_rank=...",
+        ),
         ("nano", DataFrame(ROWS), "data must be rows, got a DataFrame: give a list of dicts, as to_dict"),
         ("nano", {"train": DataFrame(ROWS)}, "data must be rows, got a DataFrame: give a list of dicts, as to_dict"),
     ],

@@ -335,9 +335,9 @@ def test_a_multirun_runs_every_combination_and_reports_the_ones_that_fail(
     assert calls[0][1].parents[2].name == "multirun"
     printed = capsys.readouterr()
     assert [line for line in printed.out.splitlines() if line.startswith("job")] == [
-        "job 0: environment=arithmetic seed=1",
-        "job 1: environment=arithmetic seed=2",
-        "job 2: environment=arithmetic seed=3",
+        "job 0: seed=1",
+        "job 1: seed=2",
+        "job 2: seed=3",
     ]
     assert printed.err == "covey: no luck\n"
     shown = [line.rpartition("/")[2] for line in printed.out.splitlines() if line.startswith("multirun")]

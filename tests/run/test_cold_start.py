@@ -452,7 +452,7 @@ def test_half_of_few_demonstrations_is_held_out(count: int, held_back: int) -> N
 
 
 def test_one_demonstration_is_too_few() -> None:
-    with pytest.raises(ValueError, match=r"^a cold start needs two demonstrations at least, .*; there is 1$"):
+    with pytest.raises(ValueError, match=r"^a cold start needs two demonstrations at least, .*, got 1$"):
         cold_start._hold_back([(Prompt("0", "arithmetic", "", {}), "")], 1, 0)
 
 

@@ -123,9 +123,7 @@ def build(
     request = make_request(asked, config)
     config, given = request.config, request.given
     if config.cold_start.enabled:
-        raise ValueError(
-            "cold_start.enabled=true needs covey.train; begin with the policy that `covey cold-start` made"
-        )
+        raise ValueError("cold_start.enabled=true needs covey.train; begin with the policy of `covey cold-start`")
     validate(config)
     check_early(config, loads_model=given.model is None, loads_beside=given.compared.missing)
     accelerate_launch.check(config.model.precision, config.model.device)

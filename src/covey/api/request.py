@@ -53,11 +53,8 @@ class Arguments:
         for name in ("model", "reference", "teacher"):
             given = unwrap(getattr(self, name))
             object.__setattr__(self, name, given)
-            if (
-                isinstance(given, nn.Module)
-                and not hasattr(given, "config_class")
-                and not hasattr(given, "peft_config")
-            ):
+            is_known = hasattr(given, "config_class") or hasattr(given, "peft_config")
+            if isinstance(given, nn.Module) and not is_known:
                 object.__setattr__(self, name, made := own_model(given))
                 if name == "model" and self.tokenizer is not None:
                     object.__setattr__(self, "tokenizer", own_tokenizer(self.tokenizer, made.config.vocab_size))
@@ -149,7 +146,9 @@ def _check_arguments(asked: Arguments, base: Config | None) -> None:
         ("teacher", asked.compared_in_memory.teacher),
     ):
         if given is not None and not isinstance(given, nn.Module):
-            raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}")
+            key = next(iter(given), "NAME") if name == "model" and isinstance(given, Mapping) else ""
+            apart = f"; its settings come by keyword, such as model__{key}=..." if key else ""
+            raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}{apart}")
     if misnamed := next((name for name in asked.settings if name in MEANT), None):
         raise ValueError(f"unknown setting {misnamed}; did you mean {MEANT[misnamed]}?")
     given = (asked.rewards, asked.data, asked.tools, base)
@@ -231,11 +230,11 @@ def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
 def frozen_settings(asked: Arguments) -> dict[str, Any]:
     """Return the settings of reference and teacher: names, folders or objects."""
     given = {"algorithm.reference_model": asked.reference, "algorithm.teacher": asked.teacher}
-    return {name: str(_name_of(model)) for name, model in given.items() if model is not None}
-
-
-def _name_of(model: Any) -> str:
-    return os.path.expanduser(model) if isinstance(model, str | Path) else objects.model_name(model)
+    return {
+        name: str(os.path.expanduser(model)) if isinstance(model, str | Path) else objects.model_name(model)
+        for name, model in given.items()
+        if model is not None
+    }
 
 
 def _task_settings(asked: Arguments) -> dict[str, Any]:

@@ -181,13 +181,6 @@ class CliContext(NamedTuple):
     """Options from the flags of covey plan; for covey evaluate, the policy to compare with."""
 
 
-def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
-    from covey.run.folder import check_unused
-
-    if is_exact and job.old is None and ranks.world_size() == 1:  # of several ranks, the first may have begun this run
-        check_unused(wanted)
-
-
 @contextmanager
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
     """Start and join the ranks, and lock the run folder."""
@@ -234,7 +227,8 @@ def _job(verb: str, composed: "DictConfig", given: CliContext) -> "list[Path]":
             if verb in ("config", "plan"):
                 composing.print_only(job, given.asked)
                 return []
-            _check_folder(job, wanted, is_exact=named)
+            if named and job.old is None and ranks.world_size() == 1:  # of several, the first may have begun this run
+                run_folder.check_unused(wanted)
             _tell(*job.changed, *job.first_lines)
             folder = held.enter_context(_place_to_work(verb, job, wanted, is_exact=named))
         finally:
@@ -244,7 +238,8 @@ def _job(verb: str, composed: "DictConfig", given: CliContext) -> "list[Path]":
         for note in job.notes:
             LOGGER.warning(note)
         if hydra.mode is RunMode.MULTIRUN:
-            _tell(f"job {hydra.job.num}: {' '.join(typed)}")
+            own = [word for word in typed if word not in sys.argv]  # all jobs have the others
+            _tell(f"job {hydra.job.num}: {' '.join(own) or 'as typed'}")
         extra = (composing.evaluation_asked(given.asked, typed),) if verb == "evaluate" else ()
         work = partial(WORK[verb], job.config, folder, *extra)
         _work(verb, work, (job.config, folder), given.before, is_new=job.old is None)

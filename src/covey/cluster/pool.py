@@ -110,14 +110,11 @@ class SamplerPool:
         """Start pushing a copy of new weights to every sampler."""
         packed, what = pack(weights), f"weights of version {weights.version}"
         try:
-            latest = (
-                weights.version,
-                copy_arrays(packed) if packed.num_bytes < self._inline_bytes else put(packed, what),
-            )
+            kept = copy_arrays(packed) if packed.num_bytes < self._inline_bytes else put(packed, what)
         except ClusterLost as error:
             self._fail(error)
             raise
-        hand_over(self._loop, lambda: self._set_weights(latest))
+        hand_over(self._loop, lambda: self._set_weights((weights.version, kept)))
         # Their proof follows once the trainer has it
         logprobs = weights.probe.logprobs
         if isinstance(logprobs, Future):
@@ -136,9 +133,7 @@ class SamplerPool:
 
     def ask_environments(self) -> None:
         """Request every environment's metrics, without waiting."""
-        self._asked += [
-            asyncio.run_coroutine_threadsafe(slot.environment_metrics(), self._loop) for slot in self._slots
-        ]
+        self._asked += [asyncio.run_coroutine_threadsafe(s.environment_metrics(), self._loop) for s in self._slots]
 
     def take_environment_metrics(self) -> list[dict[str, float]]:
         """Return the metrics that arrived, one mapping per sampler; late ones follow."""
@@ -157,16 +152,13 @@ class SamplerPool:
             pushed, self._push_seconds = self._push_seconds, 0.0
             idle, self._idle_seconds = self._idle_seconds + sum(slot.take_idle_seconds() for slot in self._slots), 0.0
             counts["late_results_refused"] += sum(slot.take_late_results() for slot in self._slots)
-            found = {f"samplers/{name}": float(number) for name, number in counts.items() if number}
-            return (
-                found
-                | done.metrics()
-                | {
-                    "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
-                    "samplers/waited_seconds": idle / len(self._slots),
-                    "samplers/push_seconds": pushed / max(1, counts["pushes"]),
-                }
-            )
+            return {
+                **{f"samplers/{name}": float(number) for name, number in counts.items() if number},
+                **done.metrics(),
+                "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
+                "samplers/waited_seconds": idle / len(self._slots),
+                "samplers/push_seconds": pushed / max(1, counts["pushes"]),
+            }
 
         return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
 

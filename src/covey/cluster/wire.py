@@ -169,11 +169,8 @@ def pack(weights: WeightSet) -> WeightArrays:
     arrays: dict[str, Array] = {}
     for name, tensor in weights.tensors.items():
         plain = tensor.detach().contiguous()
-        arrays[name] = (
-            str(plain.dtype).removeprefix("torch."),
-            tuple(plain.shape),
-            plain.flatten().view(torch.uint8).numpy(),
-        )
+        kind, data = str(plain.dtype).removeprefix("torch."), plain.flatten().view(torch.uint8).numpy()
+        arrays[name] = (kind, tuple(plain.shape), data)
     is_proved = not isinstance(weights.probe.logprobs, Future)
     probe = weights.probe if is_proved else replace(weights.probe, logprobs=())
     return WeightArrays(weights.version, arrays, weights.digest, probe, is_proved)

@@ -91,13 +91,11 @@ def check_choices(config: Config) -> None:
 
 def check_packages(config: Config) -> None:
     """Refuse a value whose package is not installed, before hours of work."""
-    for found in walk(config):
-        for value, (package, extra) in (found.bounds.packages or {}).items():
-            used = value in found.value if isinstance(found.value, list) else found.value == value
+    for one in walk(config):
+        for value, (package, extra) in (one.bounds.packages or {}).items():
+            used = value in one.value if isinstance(one.value, list) else one.value == value
             if used and find_spec(package) is None:
-                raise ValueError(
-                    f"{found.name}={format_value(found.value)} needs {package}: pip install 'covey[{extra}]'"
-                )
+                raise ValueError(f"{one.name}={format_value(one.value)} needs {package}: pip install 'covey[{extra}]'")
 
 
 def check_needs(config: Config) -> None:
@@ -195,6 +193,7 @@ def explain_error(error: OmegaConfBaseException) -> str:
         return f"{error.full_key} cannot be deleted; every setting has a value"
     if re.search(r"Key '\S+' (is )?not in", text):
         return unknown_setting(error.full_key or str(error.key))
+
     if error.full_key and "is not a ListConfig" in text:
         return f"{error.full_key} is a list: write {error.full_key}=[{error.value}]"
     return misfit(error.full_key, text)
@@ -211,6 +210,10 @@ def misfit(name: str | None, text: str) -> str:
         found := re.match(r"Invalid type assigned: \w+ is not a subclass of \w+\. value: (.*?)(?: full_key:|$)", said)
     ):
         return _of_a_section(name, found[1])
+    if name and re.match("field '.*' is not Optional", said):
+        default = next((one.default for one in walk(Config()) if one.name == name), None)
+        usual = "" if default is None else f"; it is {format_value(default)} where nothing is said"
+        return f"{name} must have a value, got null{usual}"
     for pattern, wanted in MISFITS.items():
         if name and (found := re.match(pattern, said)):
             got = f", got {found[1][:80] or 'nothing'}" if found.lastindex else ""
@@ -251,7 +254,6 @@ MISFITS: Mapping[str, str] = {
     r"Value '(.*)' of type '.*' could not be converted to Float": "must be a number",
     r"Value '(.*)' is not a valid bool.*": "must be true or false",
     r"Cannot convert '.*' to string: '(.*)'": "must be text",
-    r"field '.*' is not Optional": "must have a value, got null",
     r"Structured config of type `.*` has missing mandatory value": "must have a value",
     r"Invalid value assigned: (.*) is not a ListConfig": "must be a list",
     r"Cannot assign (.*) to Dict": "must be a mapping",

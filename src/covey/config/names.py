@@ -43,9 +43,7 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
     begun = sorted((other for other in peers if name.startswith(f"{other}_")), key=len, reverse=True)[:1]
     alike = difflib.get_close_matches(name, peers, n=1, cutoff=0.75)
     same_leaf = [other for other in known if _letters(other.rpartition(".")[2]) == _letters(leaf)]
-    near_leaf = [
-        other for other in known if difflib.SequenceMatcher(None, other.rpartition(".")[2], leaf).ratio() > 0.8
-    ]
+    near_leaf = [one for one in known if difflib.SequenceMatcher(None, one.rpartition(".")[2], leaf).ratio() > 0.8]
     return list(dict.fromkeys([*same_letters, *begun, *alike, *same_leaf, *near_leaf]))[:3]
 
 

@@ -108,9 +108,7 @@ class SuccessRateCurriculum:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        lanes = {
-            name: [bucket.stream.position, bucket.success, bucket.drawn_at] for name, bucket in self._buckets.items()
-        }
+        lanes = {name: [lane.stream.position, lane.success, lane.drawn_at] for name, lane in self._buckets.items()}
         # The keys are those of checkpoints: they keep the names they were first written under.
         return {"position": self.position, "tour": self._exploration.position, "lanes": lanes}
 

@@ -1,7 +1,7 @@
 """Given answers as groups of one rollout, for supervised training."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from typing import cast
 
 from covey.environments.base import text_of
 from covey.policy.policy import Policy
@@ -24,17 +24,13 @@ def demonstration_group(
     For causal policies the end-of-sequence token is learned with it. `stop` are the stop strings of the sampling.
     """
     prompt_ids = encode_prompt(policy.tokenizer, prompt, tools)
-    if is_conversation(shown):
-        branch = _demonstrate(policy, prompt, prompt_ids, shown, stop, tools)
+    if not isinstance(shown, str) and shown and isinstance(shown[0], Mapping):
+        branch = _demonstrate(policy, prompt, prompt_ids, cast(Sequence[Message], shown), stop, tools)
         return Group(prompt, (build_rollout([branch], Reward(0.0, {}), ""),), ())
     ids = policy.tokenizer(shown, add_special_tokens=False)["input_ids"] if isinstance(shown, str) else shown
     end = () if policy.mask_id is not None else (_end_token(policy),)
     completion = Completion((*ids, *end), (0.0,) * (len(ids) + len(end)), "stop", policy_version=0)
     return Group(prompt, (finished_rollout(policy.mask_id, prompt_ids, completion, Reward(0.0, {}), ""),), ())
-
-
-def is_conversation(shown: str | Sequence[int] | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
-    return not isinstance(shown, str) and bool(shown) and isinstance(shown[0], Mapping)
 
 
 def _demonstrate(

@@ -120,9 +120,7 @@ def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompt
     graded = [difficulty for difficulty in found if difficulty is not None]
     if graded and len(graded) < len(prompts):
         name = prompts[found.index(None)].id
-        raise ValueError(
-            f"a curriculum by difficulty needs one for every prompt of an environment, got none for {name}"
-        )
+        raise ValueError(f"a curriculum by difficulty needs one for each prompt of an environment, got none for {name}")
     return graded if len(set(graded)) > 1 else ()
 
 

@@ -154,9 +154,7 @@ def _hold_back(
     """Split off demonstrations for validation, at most half. ValueError where there is only one."""
     shuffled = random.Random(f"{seed}/cold-start").sample(list(demonstrations), len(demonstrations))
     if len(shuffled) < 2:
-        raise ValueError(
-            "a cold start needs two demonstrations at least, as one is held back to validate it; there is 1"
-        )
+        raise ValueError("a cold start needs two demonstrations at least, as one is held back to validate it, got 1")
     if count >= len(shuffled):
         count = len(shuffled) // 2
     return shuffled[:count], shuffled[count:]

@@ -79,14 +79,10 @@ def _adamw8bit(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels:
     return AdamW8bit(groups, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps)
 
 
-def _sgd(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=settings.lr)
-
-
 OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig, str], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "adamw8bit": _adamw8bit,
-    "sgd": _sgd,
+    "sgd": lambda groups, settings, kernels: torch.optim.SGD(groups, lr=settings.lr),
 }
 
 

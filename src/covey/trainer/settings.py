@@ -78,9 +78,7 @@ class OptimizerConfig(Section):
         0.0,
         ge=0,
         le=1,
-        needs=Requires(
-            "optimizer.schedule = linear or cosine", ("optimizer.schedule",), lambda name: name != "constant"
-        ),
+        needs=Requires("optimizer.schedule = linear or cosine", ("optimizer.schedule",), lambda one: one != "constant"),
     )
     """Share of lr towards which linear and cosine fall; the step after the last would have it."""
     max_grad_norm: float = setting(1.0, ge=0)

@@ -305,9 +305,7 @@ class Trainer:
         self, part: FrozenLogProbs, batch: Batch, statistics: BatchStatistics | None
     ) -> tuple[Sums, dict[str, float]]:
         self.timer.watchdog.progress()
-        predicted_L = precompute_logprob_grad(
-            self.forward, part, lambda inputs: self._loss(inputs, batch, statistics)[0]
-        )
+        predicted_L = precompute_logprob_grad(self.forward, part, lambda given: self._loss(given, batch, statistics)[0])
         with self.experts.watching() as routed:
             scores = score(self.forward, part, predicted_L)
         if part.batch.num_rows == 0:  # made so that other ranks are not left waiting in theirs

@@ -65,9 +65,8 @@ def hacking(log: RunLog) -> Evidence | None:
 
 def format_only(log: RunLog) -> Evidence | None:
     """Find a gain in form without one in correctness."""
-    parts = {
-        name[7:]: change for name in log.columns if name.startswith("reward/") and (change := change_of(log, name))
-    }
+    names = [name for name in log.columns if name.startswith("reward/")]
+    parts = {name[7:]: change for name in names if (change := change_of(log, name))}
     names = list(parts)
     own = next((name for wanted in OWN_PARTS for name in names if wanted in name.lower()), None)
     weights = _weights(log, list(parts))

@@ -36,9 +36,7 @@ def too_hard(log: RunLog) -> Evidence | None:
         return None
     # Rewards of 0 and below that differ are no verdict of wrong, as where an answer costs its distance from the best
     first, last = span.windows[0].first, span.windows[-1].last
-    equal = [
-        window.mean for window in log.windows("zero_std_fraction") if window.last >= first and window.first <= last
-    ]
+    equal = [one.mean for one in log.windows("zero_std_fraction") if one.last >= first and one.first <= last]
     if equal and fmean(equal) < NO_SIGNAL_WATCH:
         return None
     level = Level.SICK if span.mean >= NO_SIGNAL_SICK else Level.WATCH

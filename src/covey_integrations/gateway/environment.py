@@ -94,12 +94,5 @@ def agent_environment(
 
 def run_sampling(sampling: Any, max_context: int | None, program_sampling: str) -> RunSampling:
     """Return the run's sampling settings, for calls that may not change them."""
-    return RunSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=sampling.max_tokens,
-        max_model_len=max_context,
-        overrides=program_sampling == "override",
-    )
+    own = {name: vars(sampling)[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")}
+    return RunSampling(**own, max_model_len=max_context, overrides=program_sampling == "override")

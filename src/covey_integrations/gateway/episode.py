@@ -98,9 +98,8 @@ class AgentEpisode(Episode):
         if request is None:
             return Observation(done=True, info=info)
         if answer.is_last:
-            self._end(
-                endpoint, Refused(410, "the episode is over: environment.max_turns is reached", code="episode_over")
-            )
+            told = "the episode is over: environment.max_turns is reached"
+            self._end(endpoint, Refused(410, told, code="episode_over"))
             return Observation(done=True, stop_reason="max_turns", info=info)
         return self._taken(request, info)
 

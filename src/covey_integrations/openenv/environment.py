@@ -162,7 +162,8 @@ def actions_of(settings: OpenEnvConfig) -> Actions:
     if not found:
         raise ValueError(f"environment.url={settings.url} has no tools, and takes nothing but calls of them")
     try:
-        return Actions(schema, schemas_of(found))
+        tools = [schema_of(str(tool["name"]), tool.get("description"), tool.get("input_schema")) for tool in found]
+        return Actions(schema, tuple(tools))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"environment.url={settings.url} lists what is no tool: {found!r:.80}") from error
 
@@ -253,11 +254,6 @@ def answer_of_call(observation: Mapping[str, Any]) -> tuple[str, bool, bool]:
     if isinstance(result, Mapping) and "content" in result:
         return result_text(result), bool(result.get("is_error")), False
     return (result if isinstance(result, str) else _json(result)), False, False
-
-
-def schemas_of(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Return listed tools as chat templates want them."""
-    return tuple(schema_of(str(tool["name"]), tool.get("description"), tool.get("input_schema")) for tool in tools)
 
 
 def _json(value: Any) -> str:

@@ -124,7 +124,8 @@ class InStyle:
                 call, place = self._call_at(spoken, more.end(), schemas)
                 calls.append(call)
                 more = self._more.match(spoken, place)
-        text = "".join(words) if calls else _without_marks(answer, spoken)
+        # Without calls it is the answer without special tokens and reasoning
+        text = "".join(words) if calls else answer.text.rpartition("</think>")[2] or (not answer.text) * spoken
         # Nor does a thought that never ends say anything
         text, _, unended = text.partition("<think>")
         return Said(text.strip(), _first(calls), f"{reasoning}\n{unended}".strip())
@@ -191,11 +192,6 @@ class InStyle:
 
 hermes = InStyle(Style())
 """Reads calls between <tool_call> and </tool_call>."""
-
-
-def _without_marks(answer: Answer, spoken: str) -> str:
-    """Return an answer without calls, special tokens and reasoning."""
-    return answer.text.rpartition("</think>")[2].strip() if answer.text else spoken.strip()
 
 
 def call_of(found: Any) -> Call | BadCall:

@@ -341,10 +341,7 @@ class Worker:
             else:
                 task = asyncio.ensure_future(self._answer(request, self._play(request)))
                 self._playing[request["id"]] = task
-                task.add_done_callback(partial(self._forget, request["id"]))
-
-    def _forget(self, number: int, task: "asyncio.Task[None]") -> None:
-        self._playing.pop(number, None)
+                task.add_done_callback(partial(self._playing.pop, request["id"]))  # the task is pop's default
 
     async def _answer(self, request: dict[str, Any], doing: Any) -> None:
         try:

@@ -24,12 +24,11 @@ from covey.run.records.callbacks import Callback, StopTraining
 from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.text.console import CleanConsole
-from covey.system.text.format import number_of
+from covey.system.text.format import number_of, relative
 from covey_report.branch.paired import FACTS, over_runs, pair, spell
 from covey_report.compare import comparison
 from covey_report.logs.read import read_run
 from covey_report.runs.folders import read_flags, run_folder_of, whole_number
-from covey_report.runs.tables import relative
 
 PARENT = "parent"
 """Name of the child with the parent's own settings."""

@@ -190,9 +190,8 @@ def _ends(tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:
     fields: dict[str, Any] = {f"{word}_token_id": number for word, number in ids.items()}
     if (folder / "generation_config.json").is_file():
         stops = GenerationConfig.from_pretrained(folder).eos_token_id
-        others = [
-            stop for stop in (stops if isinstance(stops, list) else [stops]) if stop not in (None, ids.get("eos"))
-        ]
+        stops = stops if isinstance(stops, list) else [stops]
+        others = [stop for stop in stops if stop not in (None, ids.get("eos"))]
         fields |= {"eot_token_id": others[0]} if others else {}
     around = list(tokenizer("a")["input_ids"])
     fields["add_bos_token"], fields["add_eos_token"] = around[0] == ids.get("bos"), around[-1] == ids.get("eos")

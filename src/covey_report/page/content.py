@@ -214,7 +214,10 @@ def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
     steps = sorted({row["step"] for row in greedy})
     if len(steps) < 2:
         return {"steps": steps, "counts": {}, "rows": []}
-    before, after = (_by_prompt(greedy, step) for step in (steps[0], steps[-1]))
+    before, after = (  # an evaluation's answers by the name and text of the prompt
+        {(row["prompt_id"], json.dumps(row.get("prompt"))): row for row in greedy if row["step"] == step}
+        for step in (steps[0], steps[-1])
+    )
     rows = [_pair(before[prompt], row) for prompt, row in after.items() if prompt in before]
     counts = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
     size, shown = 0, []
@@ -251,8 +254,3 @@ def _pair(before: Row, after: Row) -> Row:
         "before": {"text": cut(before.get("completion"), 1500), "reward": before.get("reward")},
         "after": {"text": cut(after.get("completion"), 1500), "reward": after.get("reward")},
     }
-
-
-def _by_prompt(answers: Sequence[Row], step: int) -> dict[tuple[str, str], Row]:
-    """Index an evaluation's answers by the name and text of the prompt."""
-    return {(row["prompt_id"], json.dumps(row.get("prompt"))): row for row in answers if row["step"] == step}

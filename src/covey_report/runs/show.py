@@ -13,10 +13,10 @@ from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is
 from covey.run.records.answer_text import as_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
-from covey.system.text.format import three_digits
+from covey.system.text.format import relative, three_digits
 from covey_report.logs.foreign import read_any
 from covey_report.runs.folders import read_flags, run_folders, whole_number
-from covey_report.runs.tables import print_folder, relative, render, side_by_side
+from covey_report.runs.tables import print_folder, render, side_by_side
 
 Row = dict[str, Any]
 

@@ -14,7 +14,7 @@ from covey.run.folder import CONFIG, METRICS, UNTIMED
 from covey.run.records.terminal import GAP
 from covey.system.jsonl import read_rows
 from covey.system.text.escaping import escape
-from covey.system.text.format import duration, memory, number_of, percent
+from covey.system.text.format import duration, memory, number_of, percent, relative
 from covey_report.runs.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
 
 Form = Callable[[float], str]
@@ -29,12 +29,6 @@ def print_summary(content: Mapping[str, Any], folder: Path, console: Console) ->
 def print_folder(folder: Path, console: Console) -> None:
     """Print `run folder: outputs/...` on one line, relative if possible."""
     console.print(f"run folder: {relative(folder)}", soft_wrap=True)
-
-
-def relative(folder: Path) -> str:
-    """Return a folder's path, relative if inside the working directory."""
-    here, place = Path.cwd(), folder.resolve()
-    return str(place.relative_to(here) if place.is_relative_to(here) else place)
 
 
 def render(content: Mapping[str, Any], folder: Path) -> Group:

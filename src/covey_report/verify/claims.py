@@ -166,9 +166,7 @@ def differ(claimed: Any, rows: Any, place: str) -> Found:
     for name, value in rows.items():
         yield from differ(own.get(name), value, f"{place}{name}.")
         if name in CLOSED:
-            yield from (
-                (f"{place}{name}.{other}", own[name][other], None) for other in own.get(name, ()) - value.keys()
-            )
+            yield from ((f"{place}{name}.{key}", own[name][key], None) for key in own.get(name, ()) - value.keys())
 
 
 def _is_same(claimed: Any, rows: Any) -> bool:

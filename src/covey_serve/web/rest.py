@@ -20,9 +20,7 @@ def training_runs(context: Context) -> Content:
 
 def _page(context: Context, rows: list[Any]) -> tuple[list[Any], dict[str, int]]:
     query = parse_qs(context.call.query)
-    found = {
-        name: int(each[0]) if each[0].isdecimal() and len(each[0]) < 10 else each[0] for name, each in query.items()
-    }
+    found = {name: int(one) if one.isdecimal() and len(one) < 10 else one for name, (one, *_) in query.items()}
     offset, limit = number(found, "offset", 0, 10**9, 0), number(found, "limit", 1, 1000, 20)
     return rows[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(rows)}
 

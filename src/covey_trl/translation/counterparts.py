@@ -50,9 +50,8 @@ class Row:
             words = self.values.get(plain(value))
             if words is not None:
                 return Translation(tuple(words.split()), "" if words else self.note)
-            return Translation(
-                (), self.note or f"no counterpart for {value}; there is one for {', '.join(self.values)}"
-            )
+            known = ", ".join(self.values)
+            return Translation((), self.note or f"no counterpart for {value}; there is one for {known}")
         if not self.words:
             return Translation((), self.note)
         try:
@@ -253,9 +252,7 @@ def system(name: str) -> System:
         decisions=[decision(one) for one in table.get("decisions", ())],
         defaults=texts(table.get("defaults", {})),
         variants={key: texts(given) for key, given in table.get("variants", {}).items()},
-        maps={
-            key: {plain(_text(k)): _text(v) for k, v in given.items()} for key, given in table.get("maps", {}).items()
-        },
+        maps={key: {plain(_text(k)): _text(v) for k, v in own.items()} for key, own in table.get("maps", {}).items()},
         aliases=table.get("aliases", {}),
         prefixes=table.get("prefixes", {}),
         programs=re.compile(table.get("programs") or "(?!)"),

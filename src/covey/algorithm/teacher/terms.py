@@ -210,9 +210,7 @@ def choose_lessons(
     The first sibling of a reward of at least `threshold` is shown; one that was not scored (NaN) is none.
     """
     solved = [place for place, reward in enumerate(rewards) if reward >= threshold]
-    shown = [
-        next((other for other in solved if other != place or not exclude_self), None) for place in range(len(rewards))
-    ]
+    shown = [next((one for one in solved if one != place or not exclude_self), None) for place in range(len(rewards))]
     used = [
         own and not (feedback_only_without_solution and sibling is not None)
         for own, sibling in zip(has_feedback, shown, strict=True)

@@ -1,7 +1,5 @@
 """Rules of a teacher that its settings alone can break."""
 
-from typing import Any
-
 from covey.algorithm.teacher.settings import is_address
 from covey.config.schema import Config
 
@@ -34,12 +32,9 @@ def _check_server(config: Config) -> None:
             f"algorithm.teacher={algorithm.teacher} needs algorithm.teacher_temperature=1, no filter of sampling and "
             f"model.kind=causal, for a server tells log-probs at temperature 1, got {wrong[0]}"
         )
-    if algorithm.teacher_term == "divergence" and not _is_told(options):
+    is_told = options.get("support") == "teacher" and isinstance(top_k := options.get("top_k"), int) and top_k > 0
+    if algorithm.teacher_term == "divergence" and not is_told:
         raise ValueError(
             "algorithm.teacher_term=divergence with a server needs algorithm.teacher_options={top_k: 20, support: "
             f"teacher}}, for it tells its likeliest tokens alone, got {options}"
         )
-
-
-def _is_told(options: dict[str, Any]) -> bool:
-    return options.get("support") == "teacher" and isinstance(options.get("top_k"), int) and options["top_k"] > 0

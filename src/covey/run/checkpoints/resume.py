@@ -25,6 +25,7 @@ from covey.run.versions import versions
 from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, no_follow, put_back
 from covey.system.jsonl import object_of
+from covey.system.text.format import relative
 from covey.system.text.masking import secrets_in
 
 LOGGER = logging.getLogger(__name__)
@@ -236,20 +237,15 @@ def _progress(checkpoint: Path) -> tuple[int, bool]:
 
 def resume_hint(folder: Path) -> str:
     """Return the state of an interrupted run, and its resume command."""
-    command = f"covey train resume={_relative(folder)}"
+    command = f"covey train resume={relative(folder)}"
     if not folder.is_dir():
         return f"{command} continues when it is back"
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved and journal_files(folder / JOURNAL):
         return f"no checkpoint was saved; {command} continues with the answers in its journal"
     if not saved:
-        return f"no checkpoint was saved; remove {_relative(folder)} and start again"
+        return f"no checkpoint was saved; remove {relative(folder)} and start again"
     return f"{command} continues after step {step_of(saved[-1])}"
-
-
-def _relative(folder: Path) -> Path:
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def changed_facts(checkpoint: Path, code: Mapping[str, str]) -> list[str]:

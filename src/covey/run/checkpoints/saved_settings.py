@@ -16,6 +16,7 @@ from covey.policy.settings import ModelConfig
 from covey.run import trust
 from covey.run.folder import CONFIG, JOURNAL, begun_at, changes_of
 from covey.system.disk import cache_folder
+from covey.system.text.format import relative
 from covey.system.text.masking import MASK, mask
 
 CONTROL = ("resume", "resume_changes", "trust_run")
@@ -40,9 +41,9 @@ def _named_run(resume: str) -> Path:
     folder = Path(resume).expanduser()
     if resume and (folder / CONFIG).is_file():
         return folder
-    above = [path for path in folder.absolute().parents[:4] if (path / CONFIG).is_file()]
-    if resume and above and folder.exists():
-        raise ValueError(f"resume={resume} is part of a run, whose newest checkpoint counts: resume={_short(above[0])}")
+    own = [path for path in folder.absolute().parents[:4] if (path / CONFIG).is_file()]
+    if resume and own and folder.exists():
+        raise ValueError(f"resume={resume} is part of a run, whose newest checkpoint counts: resume={relative(own[0])}")
     fault = f"no run folder (it has no {CONFIG})" if folder.is_dir() else "no folder"
     raise ValueError(f"resume={resume} is {fault if resume else 'empty'}; resume=latest finds the newest run")
 
@@ -241,8 +242,3 @@ def read(node: DictConfig, key: str) -> Any:
     """Return the value of a dotted setting as plain containers."""
     value = OmegaConf.select(node, key)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
-def _short(path: Path) -> Path:
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) and path != here else path

@@ -89,14 +89,8 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
     parts = {name: values for name, values in _columns(earned).items() if name in names}
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
-    return (
-        row
-        | _episode_metrics(groups)
-        | _repetition(groups)
-        | _credit_metrics(credit)
-        | {"advantage_agreement": _agreement(groups, credit)}
-        | _turn_metrics(groups, credit)
-    )
+    row |= _episode_metrics(groups) | _repetition(groups) | _credit_metrics(credit)
+    return row | {"advantage_agreement": _agreement(groups, credit)} | _turn_metrics(groups, credit)
 
 
 def _agreement(groups: Sequence[Group], credit: Credit) -> float | None:

@@ -1,11 +1,18 @@
 """Numbers, times and messages as people read them."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 
 def timestamp() -> str:
     """Return the time in UTC, as 2026-11-22T09:41:44.123+00:00."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def relative(folder: Path) -> str:
+    """Return a folder's path, relative if inside the working directory."""
+    here, place = Path.cwd(), folder.resolve()
+    return str(place.relative_to(here) if place.is_relative_to(here) and place != here else place)
 
 
 def one_line(text: str) -> str:
