@@ -82,8 +82,7 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
             with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
                 said = f"not measured before {missing[0]} passes" if missing else ""
                 check = Check(False, said, "", name=stage.name) if missing else _run_check(stage, subject)
-                of_ranks = collectives.all_gather(check)
-                checks[stage.name] = next((check for check in of_ranks if not check.passed), of_ranks[0])
+                checks[stage.name] = _agree(collectives.all_gather(check))
     return list(checks.values())
 
 
@@ -155,6 +154,10 @@ def _run_check(stage: PreflightCheck, subject: PreflightContext) -> Check:
     found = stage.look(subject)
     seconds = time.perf_counter() - started
     return replace(found, name=stage.name, seconds=seconds)
+
+
+def _agree(of_ranks: Sequence[Check]) -> Check:
+    return next((check for check in of_ranks if not check.passed), of_ranks[0])
 
 
 def _is_masked(subject: PreflightContext) -> bool:

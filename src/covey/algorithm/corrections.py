@@ -40,10 +40,8 @@ class WeightOptions:
 def importance_weights(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, options: WeightOptions) -> Tensor:
     """Return bounded pi_old / pi_sampler per token, (N, T), 0 outside the mask.
 
-    They are not yet self-normalised.
-
-    They multiply the policy term, and turn its expectation under the sampler into one under pi_old (decoupled PPO,
-    arXiv 2110.00641 and 2505.24298).
+    They are not yet self-normalised. They multiply the policy term, and turn its expectation under the sampler into one
+    under pi_old (decoupled PPO, arXiv 2110.00641 and 2505.24298).
     """
     ratio = RatioOptions(options.level, options.log_ratio_clamp)
     weights_NT = log_ratio(old_NT.detach(), sampler_NT.detach(), mask_NT, ratio).exp()

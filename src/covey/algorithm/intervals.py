@@ -78,9 +78,7 @@ def mean_interval(values: Sequence[float], confidence: float, bounds: tuple[floa
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Estimate the probability that one of k attempts is correct (arXiv 2107.03374).
 
-    It is unbiased, from c correct of n.
-
-    ValueError unless 1 <= k <= n and 0 <= c <= n.
+    It is unbiased, from c correct of n. ValueError unless 1 <= k <= n and 0 <= c <= n.
     """
     if not 1 <= k <= n:
         raise ValueError(f"k must be in [1, num_samples={n}], got {k}")

@@ -37,11 +37,9 @@ def clamp_symmetric(values: Tensor, bound: float | None) -> Tensor:
 def log_ratio(log_probs_NT: Tensor, base_NT: Tensor, mask_NT: Tensor, options: RatioOptions) -> Tensor:
     """Return log(pi / pi_base) at the chosen level, (N, T), 0 outside the mask.
 
-    Carries the gradient of both inputs.
-
-    A sequence's ratio stands at each of its tokens. Levels: token; sequence (product over the completion, RLOO,
-    arXiv 2402.14740); sequence_mean (its geometric mean per token, GSPO, arXiv 2507.18071); sequence_mean_token
-    (the same value, each token carrying its own gradient, GSPO-token).
+    Carries the gradient of both inputs. A sequence's ratio stands at each of its tokens. Levels: token; sequence
+    (product over the completion, RLOO, arXiv 2402.14740); sequence_mean (its geometric mean per token, GSPO, arXiv
+    2507.18071); sequence_mean_token (the same value, each token carrying its own gradient, GSPO-token).
     """
     delta_NT = select(log_probs_NT - base_NT, mask_NT)
     return select(clamp_symmetric(LEVELS[options.level](delta_NT, mask_NT), options.clamp), mask_NT)

@@ -12,11 +12,7 @@ TABLE = Path(__file__).with_name("names.yaml")
 
 
 def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
-    """Return covey's names for a setting of TRL, verl or transformers.
-
-    Those of the same section come first if it has one.
-
-    It is in the same section where that has it too.
+    """Return covey's names for a setting of TRL, verl or transformers, in the same section where that has it.
 
     >>> named_elsewhere("cold_start.learning_rate", ["optimizer.lr", "cold_start.lr"])
     ['cold_start.lr']

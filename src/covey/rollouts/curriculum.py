@@ -1,6 +1,6 @@
 """Choose the next prompts: by success rate, by difficulty, or round-robin.
 
-Each order is a `PromptSampler` (source.py). Its draws follow from the seed, the position and the outcomes of
+Each order is a `PromptSampler` (stream.py). Its draws follow from the seed, the position and the outcomes of
 earlier groups, which every rank learns in the same order: any number of processes draws the same prompts, and a run
 that resumes from a checkpoint draws those it would have drawn.
 """

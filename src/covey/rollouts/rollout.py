@@ -48,6 +48,9 @@ class GroupJob:
     kept: KeptGroup = NOTHING_KEPT
 
 
+Ready = Callable[[], Awaitable[None]]
+
+
 async def no_wait() -> None:
     """Do not wait."""
 
@@ -120,12 +123,7 @@ async def _sample(
 
 
 async def _attempts(
-    sampler: Sampler,
-    prompt: Prompt,
-    numbers: range,
-    sampling: Sampling,
-    ready: Callable[[], Awaitable[None]],
-    kept: KeptGroup,
+    sampler: Sampler, prompt: Prompt, numbers: range, sampling: Sampling, ready: Ready, kept: KeptGroup
 ) -> tuple[Attempt | Failure, ...]:
     """Play the episodes of a prompt, none where it has one answer."""
     found = dict(kept.attempts)
@@ -209,7 +207,11 @@ def roll_out_together(
     pieces = pieces_of(len(shared), group_size, collectives.rank(), collectives.world_size())
 
     def drawn() -> bytes:
-        found = run(_draw_part(sampler, jobs[shared[place]], first, count) for place, first, count in pieces)
+        parts = [(jobs[shared[place]], first, count) for place, first, count in pieces]
+        found = run(
+            draw(sampler, job.prompt, count, replace(job.sampling, first_sample=first), kept=job.kept)
+            for job, first, count in parts
+        )
         try:
             return pickle.dumps([(shared[place], part) for (place, _, _), part in zip(pieces, found, strict=True)])
         except Exception as error:  # what an environment puts into an episode may be anything
@@ -230,10 +232,6 @@ def roll_out_together(
         if index in own
     ]
     return collectives.run_or_fail_together(lambda: run(judging), "the end of scoring")
-
-
-async def _draw_part(sampler: Sampler, job: GroupJob, first: int, count: int) -> Drawn:
-    return await draw(sampler, job.prompt, count, replace(job.sampling, first_sample=first), kept=job.kept)
 
 
 def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> list[tuple[int, int, int]]:

@@ -85,17 +85,12 @@ def with_logprobs(group: Group, past: PastGroup) -> Group:
     if past.logprobs is None or len(past.logprobs) != len(_sampler_logprobs(group)):
         return group
     left = iter(past.logprobs)
-    rollouts = [
-        replace(
-            rollout,
-            sampler_logprobs=tuple(
-                next(left) if chosen else logprob
-                for chosen, logprob in zip(rollout.loss_mask, rollout.sampler_logprobs, strict=True)
-            ),
-        )
-        for rollout in group.rollouts
-    ]
-    return replace(group, rollouts=tuple(rollouts))
+
+    def as_sampled(rollout: Rollout) -> Rollout:
+        pairs = zip(rollout.loss_mask, rollout.sampler_logprobs, strict=True)
+        return replace(rollout, sampler_logprobs=tuple(next(left) if chosen else other for chosen, other in pairs))
+
+    return replace(group, rollouts=tuple(map(as_sampled, group.rollouts)))
 
 
 def _sampler_logprobs(group: Group) -> list[float]:

@@ -5,7 +5,7 @@ Sampled tokens are never tokenised again: the environment's text and the templat
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral
@@ -31,7 +31,7 @@ def observed_tokens(
     conversation: str | Sequence[Message],
     messages: str | Sequence[Message],
     sampled: Sequence[int],
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Tools = (),
 ) -> tuple[int, ...]:
     """Return the tokens between the last sampled turn and the next.
 
@@ -53,10 +53,7 @@ def observed_tokens(
 
 
 def _first_that_renders(
-    tokenizer: PreTrainedTokenizerBase,
-    conversation: Sequence[Message],
-    said: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase, conversation: Sequence[Message], said: Sequence[Message], tools: Tools
 ) -> Rendered:
     """Return the template's text after the last turn, trying several ways.
 
@@ -82,7 +79,7 @@ def _rendered_after_call(
     tokenizer: PreTrainedTokenizerBase,
     before: Sequence[Message],
     said: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
+    tools: Tools,
     names: Sequence[str],
 ) -> Rendered:
     calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
@@ -91,11 +88,8 @@ def _rendered_after_call(
     # The turn's own close is its last mark
     encoded = tokenizer(alone, add_special_tokens=False, return_offsets_mapping=True)
     known = marks(tokenizer, len(tokenizer))[1]
-    found = [
-        start
-        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        if token in known
-    ]
+    places = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    found = [start for token, (start, _) in places if token in known]
     close = found[-1] if found else len(alone)
 
     def after(messages: Sequence[Message]) -> str:
@@ -108,18 +102,14 @@ def _rendered_after_call(
 
 
 def _rendered_after(
-    tokenizer: PreTrainedTokenizerBase,
-    before: Sequence[Message],
-    said: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase, before: Sequence[Message], said: Sequence[Message], tools: Tools
 ) -> Rendered:
     # Mark the turn's place by a word that no message can hold
     place = place_in(([dict(message) for message in (*before, *said)], "turn"))
 
     def after(messages: Sequence[Message]) -> str:
-        _, found, tail = _render(
-            tokenizer, (*before, {"role": "assistant", "content": place}, *messages), tools
-        ).rpartition(place)
+        whole = _render(tokenizer, (*before, {"role": "assistant", "content": place}, *messages), tools)
+        _, found, tail = whole.rpartition(place)
         if not found:
             raise ValueError("the chat template drops the assistant's turn, so no further turn can follow it")
         return tail
@@ -163,10 +153,7 @@ def open_prompt(
 
 
 def rendered_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-    conversation: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
-    num_given: int | None = None,
+    tokenizer: PreTrainedTokenizerBase, conversation: Sequence[Message], tools: Tools = (), num_given: int | None = None
 ) -> tuple[int, ...]:
     """Render a conversation with the next turn's opening, for `history=template`.
 
@@ -180,20 +167,12 @@ def rendered_tokens(
     return unforged_tokens(tokenizer, rendered)
 
 
-def _render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    opens: bool = True,
-) -> str:
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools, opens: bool = True) -> str:
     """Render messages, with the next turn's opening if asked."""
     given = [with_content(message) for message in messages]
+    shown: list[Any] | None = [dict(tool) for tool in tools] or None
     with refused_by_template(given):
-        return str(
-            tokenizer.apply_chat_template(
-                given, tools=[dict(tool) for tool in tools] or None, add_generation_prompt=opens, tokenize=False
-            )
-        )
+        return str(tokenizer.apply_chat_template(given, tools=shown, add_generation_prompt=opens, tokenize=False))
 
 
 def roles_are_marks(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -74,11 +74,7 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
 
 
 def _train_into(
-    folder: Path,
-    config: Config,
-    environment: Environment,
-    demonstrations: Sequence[Demonstration],
-    say: Callable[[str], None],
+    folder: Path, config: Config, environment: Environment, shown: Sequence[Demonstration], say: Callable[[str], None]
 ) -> ColdStart:
     with catch_write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +83,7 @@ def _train_into(
     model, strategy = config.warmed_model, config.parallel.strategy
     policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
     policy, _ = shard_policy(policy, None, strategy, choose_device(model.device))
-    num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
+    num_steps, accuracy = warm_up(policy, config, environment, shown, say)
     weights = sharding.full_state_dict(policy.model) if policy.sharded else None
     report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
     collectives.run_on_rank0(lambda: _keep(folder, policy, weights, report))

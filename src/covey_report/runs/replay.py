@@ -142,11 +142,7 @@ Watcher = Callable[[int, StepResult], bool]
 
 
 def replay(
-    config: Config,
-    past: Path,
-    record: RunRecorder,
-    say: Callable[[str], None],
-    watch: Watcher = lambda step, made: True,
+    config: Config, past: Path, record: RunRecorder, say: Callable[[str], None], watch: Watcher = lambda *_: True
 ) -> str:
     """Train by the schedule of `past`; return the last weights' digest.
 

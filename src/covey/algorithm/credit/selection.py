@@ -17,6 +17,7 @@ from covey.algorithm.credit.scores import Scores, scored_members
 from covey.algorithm.loss_inputs import clamp_symmetric
 from covey.system.lookup import one_of
 
+Estimator = Callable[[Scores], Tensor]
 MAX_SUBSETS = 200_000
 """Maximum subsets that `balanced_indices` looks at."""
 
@@ -35,12 +36,7 @@ class Selected:
 
 
 def top_k(
-    scores: Scores,
-    estimator: Callable[[Scores], Tensor],
-    *,
-    k: int,
-    baseline_over: str = "group",
-    rank_by: str = "reward",
+    scores: Scores, estimator: Estimator, *, k: int, baseline_over: str = "group", rank_by: str = "reward"
 ) -> Selected:
     """Keep the k best of each group, ties to the lower index.
 
@@ -65,9 +61,7 @@ def keep_top_k(scores: Scores, ranking_N: Tensor, k: int) -> Tensor:
     return _chosen(scores, lambda members_M: ranking_N[members_M].argsort(descending=True, stable=True)[:k])
 
 
-def max_variance(
-    scores: Scores, estimator: Callable[[Scores], Tensor], *, m: int, baseline_over: str = "selected"
-) -> Selected:
+def max_variance(scores: Scores, estimator: Estimator, *, m: int, baseline_over: str = "selected") -> Selected:
     """Keep the m rollouts of each group whose rewards spread most (PODS, arXiv 2504.13818).
 
     That subset always is the a smallest and the m - a largest; with equal spread the smallest a wins. A group with
@@ -94,7 +88,7 @@ def max_variance_indices(rewards_M: Tensor, m: int) -> Tensor:
 
 def balanced_subset(
     scores: Scores,
-    estimator: Callable[[Scores], Tensor],
+    estimator: Estimator,
     *,
     group_size: int,
     low: float = 0.0,
@@ -129,9 +123,7 @@ def balanced_indices(rewards_M: Tensor, *, group_size: int, low: float = 0.0, hi
     return tuple(subsets[int((spread == spread.max()).nonzero()[0])].tolist())
 
 
-def apply_selection(
-    scores: Scores, estimator: Callable[[Scores], Tensor], keep_N: Tensor, baseline_over: str
-) -> Selected:
+def apply_selection(scores: Scores, estimator: Estimator, keep_N: Tensor, baseline_over: str) -> Selected:
     """Return kept rollouts' advantages, with baseline over `group` or `selected`."""
     one_of("baseline_over", baseline_over, ("group", "selected"))
     advantages_N = estimator(scores if baseline_over == "group" else forget(scores, ~keep_N))
