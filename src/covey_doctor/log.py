@@ -184,9 +184,8 @@ class RunLog:
         # A condition of all windows may hold in the steps before the first as well, which are in none
         latest, points = found[-1], self.known(name)
         rest = [value for step, value in points if step < windows[0].first]
-        is_whole = latest[0] is windows[0] and (
-            not rest or holds(LogWindow(points[0][0], latest[0].first, tuple(rest)))
-        )
+        before = LogWindow(points[0][0], latest[0].first, tuple(rest))
+        is_whole = latest[0] is windows[0] and (not rest or holds(before))
         since = points[0][0] if is_whole else latest[0].first
         return LogSpan(tuple(latest), latest[-1] is not windows[-1], since)
 

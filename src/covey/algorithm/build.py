@@ -33,6 +33,7 @@ def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
     if algorithm.selection is not None:
         select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
     takes_answers = isinstance(estimate, custom.Custom) and estimate.num_inputs == 2
+    has_roles = algorithm.advantage == "role_ema"
     return CreditFunctions(
         estimate,
         takes_answers,
@@ -42,9 +43,7 @@ def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
         leaves_out=algorithm.leaves_out,
         length_alpha=algorithm.length_normalizer,
         clip=algorithm.advantage_clip,
-        next_baselines=(
-            partial(role_baselines, **algorithm.advantage_options) if algorithm.advantage == "role_ema" else None
-        ),
+        next_baselines=partial(role_baselines, **algorithm.advantage_options) if has_roles else None,
         turn_metrics=anchored_fraction if algorithm.turn_credit == "anchor_state" else None,
     )
 

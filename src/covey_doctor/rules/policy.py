@@ -209,14 +209,11 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
     bound = middle + SPIKE * max(spread(values), 0.1 * middle)
     # In the first window a gradient may be large and settle
     leaps = [(step, value) for step, value in points[log.width :] if value > bound]
-    crowded = [
-        (first, last)
-        for first, last in zip(leaps, leaps[SPIKES - 1 :], strict=False)
-        if last[0] - first[0] < SPIKE_STEPS
-    ]
+    pairs = zip(leaps, leaps[SPIKES - 1 :], strict=False)
+    crowded = [first for first, last in pairs if last[0] - first[0] < SPIKE_STEPS]
     if not crowded:
         return None
-    since, (farthest, largest) = crowded[0][0][0], max(leaps, key=lambda leap: leap[1])
+    since, (farthest, largest) = crowded[0][0], max(leaps, key=lambda leap: leap[1])
     level = Level.SICK if is_falling(log) else Level.WATCH
     went = from_to(RunPart(middle, points[0][0], points[-1][0]), RunPart(largest, farthest, farthest))
     text = f"the gradient leapt {len(leaps)} times, the farthest {went}"
@@ -300,9 +297,8 @@ def _undone(log: RunLog, looks: list[tuple[int, float]]) -> Evidence | None:
     # A first reward below 0 has vanished by nothing above it
     if fmean(after) >= min(rewards[0][1], VANISHED * rewards[0][1]):
         return None
-    lowered = (
-        f"updates moved the best answer of a group by {fmean(gain for _, gain in looks):.2g} nats against its worst"
-    )
+    mean = fmean(gain for _, gain in looks)
+    lowered = f"updates moved the best answer of a group by {mean:.2g} nats against its worst"
     text = f"{lowered} ({len(looks)} looks), and rewards fell from {rewards[0][1]:.3g} to {fmean(after):.2g}"
     return Evidence(Level.SICK, text, looks[0][0])
 
@@ -331,9 +327,8 @@ def rate_too_low(log: RunLog) -> Evidence | None:
 
 
 def _stands_still(change: Change | None) -> bool:
-    return change is not None and (
-        abs(_relative(change)) < 0.01 or (abs(change.z) < 2 and abs(_relative(change)) < 0.1)
-    )
+    share = abs(_relative(change))
+    return change is not None and (share < 0.01 or (abs(change.z) < 2 and share < 0.1))
 
 
 def _relative(change: Change | None) -> float:

@@ -76,11 +76,8 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
     if functions.turn_credit is not None:
         return _assign_to_turns(given, functions, estimate, logged)
     keep_N = torch.ones_like(given.scored)
-    selected = (
-        Selected(keep_N, estimate(given))
-        if functions.select is None
-        else selected_by(functions.select, given, estimate)
-    )
+    select = functions.select
+    selected = Selected(keep_N, estimate(given)) if select is None else selected_by(select, given, estimate)
     lengths_N = given.lengths_N * selected.keep_N  # weights are relative within what is trained
     advantages_N = weigh_and_clip(selected.advantages_N, lengths_N, functions.length_alpha, functions.clip)
     selected = Selected(selected.keep_N, advantages_N)
@@ -136,9 +133,8 @@ def estimate_advantages(estimator: Callable[..., Any], given: Scores) -> tuple[T
     """
     if not isinstance(estimator, custom.Custom):
         return estimator(given), {}
-    values, metrics = custom.split_metrics(
-        estimator(given, given.answers) if estimator.num_inputs == 2 else estimator(given)
-    )
+    found = estimator(given, given.answers) if estimator.num_inputs == 2 else estimator(given)
+    values, metrics = custom.split_metrics(found)
     found_N = estimator.check_tensor(values, tuple(given.rewards_N.shape), "rollout")
     advantages_N = torch.where(given.scored, found_N.to(given.rewards_N), 0.0)
     estimator.check_finite(advantages_N, given.scored, given.rewards_N, "reward")
@@ -163,10 +159,8 @@ def selected_by(select: Callable[..., Any], given: Scores, estimate: Callable[[S
     if isinstance(select, custom.Custom):
         shape = tuple(given.rewards_N.shape)
         if not isinstance(selected, Selected) or selected.keep_N.dtype != torch.bool or selected.keep_N.shape != shape:
-            requirement = (
-                f"return covey.algorithm.credit.selection.Selected, keep_N one bool for each rollout, shape {shape}"
-            )
-            raise select.error(requirement, f"{selected!r:.80}")
+            due = f"return covey.algorithm.credit.selection.Selected, keep_N one bool for each rollout, shape {shape}"
+            raise select.error(due, f"{selected!r:.80}")
         select.check_tensor(selected.advantages_N, shape, "rollout")
         select.check_finite(selected.advantages_N, selected.keep_N, given.rewards_N, "reward")
     return selected

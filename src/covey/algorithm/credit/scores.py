@@ -4,7 +4,7 @@ Shapes: N rollouts of the batch, K reward functions. Group statistics need compl
 ranks first. A NaN reward means "not scored": it enters no statistic and its advantage is 0.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -210,8 +210,7 @@ def scores(
     """
     rewards_N = _float64(rewards)
     n = len(rewards_N)
-    labels: dict[Hashable, int] = {}
-    groups_N = torch.tensor([labels.setdefault(label, len(labels)) for label in _to_list(groups)], dtype=torch.int64)
+    groups_N = number_labels(groups.tolist() if isinstance(groups, Tensor) else groups)
     lengths_N = torch.ones_like(rewards_N) if lengths is None else _float64(lengths)
     parts_NK = rewards_N.new_zeros(n, 0) if parts is None else _float64(parts)
     return Scores(
@@ -230,6 +229,12 @@ def scores(
         token_ids=((),) * n,
         turns=as_turns([], []),
     )
+
+
+def number_labels(labels: Iterable[Hashable]) -> Tensor:
+    """Number labels from 0 in the order they come, int64; equal ones alike."""
+    known: dict[Hashable, int] = {}
+    return torch.tensor([known.setdefault(label, len(known)) for label in labels], dtype=torch.int64)
 
 
 def count_groups(groups_N: Tensor) -> int:
@@ -338,7 +343,3 @@ def whiten_tokens(
 
 def _float64(values: Any) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
-
-
-def _to_list(groups: Any) -> list[Hashable]:
-    return groups.tolist() if isinstance(groups, Tensor) else list(groups)

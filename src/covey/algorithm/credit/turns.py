@@ -25,6 +25,7 @@ from covey.algorithm.credit.scores import (
     center,
     divide,
     group_std,
+    number_labels,
     over_group,
     scores,
 )
@@ -69,7 +70,7 @@ def turn_mixed(
     outcome_M = estimate(replace(scores, rewards_N=outcome_N))[turns.rollouts_M]
     rewards_M = torch.where(outcome_N.isnan()[turns.rollouts_M], torch.nan, turns.rewards_M)
     groups = scores.groups_N[turns.rollouts_M].tolist()
-    alike_M = _number_labels(list(zip(groups, turns.places, strict=True)))
+    alike_M = number_labels(zip(groups, turns.places, strict=True))
     return outcome_M + weight * _standardise(rewards_M, alike_M, scale, ddof, eps)
 
 
@@ -93,7 +94,7 @@ def anchor_state(
     """
     _require_weight(weight)
     groups = scores.groups_N[turns.rollouts_M].tolist()
-    alike_M = _number_labels(_anchors(groups, turns))
+    alike_M = number_labels(_anchors(groups, turns))
     return_M = _snap_ties(returns(scores, turns, gamma), alike_M, _sizes(scores, turns)[turns.rollouts_M])
     step_M = _standardise(return_M, alike_M, scale, ddof, eps)
     return episode(scores, turns, estimate) + weight * step_M
@@ -125,7 +126,7 @@ def returns(scores: Scores, turns: Turns, gamma: float) -> Tensor:
 
 def shares_anchor(scores: Scores, turns: Turns) -> Tensor:
     """Return True for turns that share a state in their group, bool (M,)."""
-    alike_M = _number_labels(_anchors(scores.groups_N[turns.rollouts_M].tolist(), turns))
+    alike_M = number_labels(_anchors(scores.groups_N[turns.rollouts_M].tolist(), turns))
     return over_group(torch.ones_like(turns.rewards_M), alike_M) > 1
 
 
@@ -137,10 +138,8 @@ def anchored_fraction(scores: Scores) -> dict[str, float]:
 
 def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
     """Name each turn's group of comparison; a nameless state stands alone."""
-    return [
-        (group, state) if state else index
-        for index, (group, state) in enumerate(zip(groups, turns.states, strict=True))
-    ]
+    pairs = enumerate(zip(groups, turns.states, strict=True))
+    return [(group, state) if state else index for index, (group, state) in pairs]
 
 
 def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
@@ -178,11 +177,6 @@ def _sizes(scores: Scores, turns: Turns) -> Tensor:
     """Return the magnitude of each episode's outcome and returns, (N,)."""
     of_turns_N = torch.zeros_like(scores.rewards_N).index_add(0, turns.rollouts_M, turns.rewards_M.abs())
     return scores.rewards_N.nan_to_num(nan=0.0).abs() + of_turns_N
-
-
-def _number_labels(labels: Sequence[Hashable]) -> Tensor:
-    known: dict[Hashable, int] = {}
-    return torch.tensor([known.setdefault(label, len(known)) for label in labels], dtype=torch.int64)
 
 
 def _require_weight(weight: float) -> None:
