@@ -101,15 +101,9 @@ def check_gradient(subject: PreflightContext) -> Check:
             pieces = zip(entries(policy.model), expected, strict=True)
             errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
         # Allow what rounding explains, measured in float64 where the usual tolerance is exceeded
-        limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
-        limit = explained_error(
-            config.preflight.gradient_tolerance,
-            policy,
-            rows,
-            trainer_settings(config).sampling,
-            max(errors.values()),
-            limit,
-        )
+        typed, sampling = config.preflight.gradient_tolerance, trainer_settings(config).sampling
+        limit = typed or gradient_tolerance(config.model, policy)
+        limit = explained_error(typed, policy, rows, sampling, max(errors.values()), limit)
     return _gradient_finding(config.model, limit, errors, tokens_of(groups), _ways(config.model, config.packing))
 
 

@@ -208,11 +208,8 @@ def _direction(found: Mapping[str, Tensor], still: Mapping[str, int]) -> dict[st
 
 def _padding_rows(policy: Policy) -> dict[str, int]:
     """Return embeddings' padding rows, to which torch gives no gradient."""
-    rows = {
-        id(module.weight): module.padding_idx
-        for module in policy.model.modules()
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None
-    }
+    embeddings = [module for module in policy.model.modules() if isinstance(module, nn.Embedding)]
+    rows = {id(one.weight): one.padding_idx for one in embeddings if one.padding_idx is not None}
     return {name: rows[id(weight)] for name, weight in policy.model.named_parameters() if id(weight) in rows}
 
 

@@ -65,11 +65,8 @@ class TeacherServer:
 
         Return a function that waits for their entries and log-probs, (L, K + 1) each.
         """
-        waiting = [
-            self._pool.submit(self._of_sequence, one, start, end)
-            for one in batch.rollouts
-            for start, end in one.sequences
-        ]
+        sequences = [(one, start, end) for one in batch.rollouts for start, end in one.sequences]
+        waiting = [self._pool.submit(self._of_sequence, *one) for one in sequences]
         like = batch.sampler_logprob_L
 
         def wait() -> tuple[Tensor, Tensor]:

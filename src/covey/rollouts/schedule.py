@@ -18,6 +18,7 @@ loss reads them, `logprobs` holds them too: 4 bytes a token (8 of a float64 poli
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 from covey.rollouts.buffer import Ticket
@@ -94,12 +95,7 @@ def with_logprobs(group: Group, past: PastGroup) -> Group:
 
 
 def _sampler_logprobs(group: Group) -> list[float]:
-    return [
-        logprob
-        for rollout in group.rollouts
-        for chosen, logprob in zip(rollout.loss_mask, rollout.sampler_logprobs, strict=True)
-        if chosen
-    ]
+    return [value for one in group.rollouts for value in compress(one.sampler_logprobs, one.loss_mask)]
 
 
 def _spans(rollout: Rollout) -> list[list[int]]:

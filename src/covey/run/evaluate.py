@@ -97,11 +97,8 @@ def noise(answers: Answers, temperature: float) -> str | None:
     >>> noise(answers, 1.0)
     'greedy answers earn 0.175, samples at temperature 1 earn 0.016: try sampling.temperature=0.7'
     """
-    pairs = [
-        (group.rewards[0], fmean(others.rewards))
-        for group, others in zip(answers.greedy, answers.sampled, strict=True)
-        if group.rewards and others.rewards
-    ]
+    both = [(group.rewards, others.rewards) for group, others in zip(answers.greedy, answers.sampled, strict=True)]
+    pairs = [(greedy[0], fmean(sampled)) for greedy, sampled in both if greedy and sampled]
     if len(pairs) < LEAST_PROMPTS or min(min(pair) for pair in pairs) < 0:  # what costs has no multiples
         return None
     surplus = [greedy - NOISY * sampled for greedy, sampled in pairs]

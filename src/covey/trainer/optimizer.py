@@ -145,11 +145,7 @@ def clipped_step(
     else:
         optimizer.zero_grad(set_to_none=True)
     scaler.update()
-    return {
-        "grad_norm": float(norm),
-        "grad_clipped": float(norm > limit),
-        "skipped": float(not is_finite),
-    }
+    return {"grad_norm": float(norm), "grad_clipped": float(norm > limit), "skipped": float(not is_finite)}
 
 
 def learning_rate(step: int, num_steps: int, settings: OptimizerConfig) -> float:

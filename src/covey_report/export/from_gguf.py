@@ -107,11 +107,8 @@ def _complete(config: PreTrainedConfig, fields: Fields, tensors: Mapping[str, nd
 
 def _name_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fields: Fields) -> str:
     """Set the file's special tokens, splits and template; return remarks."""
-    ids = {
-        word: int(fields[f"tokenizer.ggml.{long}_token_id"])
-        for word, long in TOKENS.items()
-        if f"tokenizer.ggml.{long}_token_id" in fields
-    }
+    names = {word: f"tokenizer.ggml.{long}_token_id" for word, long in TOKENS.items()}
+    ids = {word: int(fields[name]) for word, name in names.items() if name in fields}
     for word, number in ids.items():
         setattr(tokenizer, f"{word}_token", tokenizer.convert_ids_to_tokens(number))
         setattr(model.config, f"{word}_token_id", number)

@@ -137,11 +137,8 @@ SEVERITY = (CONFIRMED, UNKNOWN, DIFFERS)
 
 def _close(asked: Asked, verdict: Judgement, found: Sequence[ChangedFile], facts: Mapping[str, Any]) -> Judgement:
     """Write the summary, and print the result."""
-    done = [
-        f"{number_of(len(own), name)}"
-        for name in ("step", "evaluation", "checkpoint")
-        if (own := facts.get(f"{name}s"))
-    ]
+    kinds = ("step", "evaluation", "checkpoint")
+    done = [number_of(len(own), kind) for kind in kinds if (own := facts.get(f"{kind}s"))]
     unchecked, others = unchecked_rows(asked.folder, facts.get("steps", ())), not_covered(asked.folder)
     told = verdict.reason + (f" ({unchecked})" if unchecked else "")
     say(f"{verdict.word}: {told}" + (f"; the same: {', '.join(done)}" if done else ""))

@@ -203,13 +203,7 @@ def group_row(group: Group) -> Row:
     checks = b"".join(check_of(side) for rollout in group.rollouts for side in sides_of(rollout))
     ids = bytes(token & 255 for rollout in group.rollouts for token in compress(rollout.target_ids, rollout.loss_mask))
     lengths = [rollout.num_loss_tokens for rollout in group.rollouts]
-    row = {
-        "prompt": group.prompt.id,
-        "content": content,
-        "checks": pack(checks),
-        "lengths": lengths,
-        "ids": pack(ids),
-    }
+    row = {"prompt": group.prompt.id, "content": content, "checks": pack(checks), "lengths": lengths, "ids": pack(ids)}
     return row | ({"failures": len(group.failures)} if group.failures else {})
 
 

@@ -179,11 +179,8 @@ def _translate_system(
     whole = {name: [f"{section}.{name}" for section in one.sections] for name in given if name not in known}
     given = {next((n for n in whole.get(name, ()) if n in one.settings), name): given[name] for name in given}
     given = _interpolate(given, one.defaults, found)
-    own = {
-        name: value
-        for name, value in given.items()
-        if (name in known or name.startswith("hydra.")) and not one.has(name)
-    }
+    ours = [name for name in given if (name in known or name.startswith("hydra.")) and not one.has(name)]
+    own = {name: given[name] for name in ours}
     theirs = {name: value for name, value in given.items() if one.has(name)}
     if one.has("program"):
         theirs["program"] = program

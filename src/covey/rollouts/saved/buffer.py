@@ -42,11 +42,7 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
     if len(kept) < len(saved):
         renewed = len(saved) - len(kept)
         LOGGER.info("%d groups of the checkpoint are sampled by the changed sampling or group_size", renewed)
-    finished = {
-        number: from_plain(SavedGroup, one).group(kept[number])
-        for number, one in state["finished"].items()
-        if number in kept
-    }
+    finished = {n: from_plain(SavedGroup, one).group(kept[n]) for n, one in state["finished"].items() if n in kept}
     buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
 
 

@@ -261,11 +261,8 @@ def changed_facts(checkpoint: Path, code: Mapping[str, str]) -> list[str]:
         then["processes"], now["processes"] = str(manifest["num_ranks"]), str(collectives.world_size())
     if "num_threads" in manifest:
         then["threads"], now["threads"] = str(manifest["num_threads"]), str(torch.get_num_threads())
-    return [
-        f"{name} was {then.get(name, 'absent')} and is {now.get(name, 'absent')}"
-        for name in sorted(then.keys() | now.keys())
-        if then.get(name) != now.get(name)
-    ]
+    others = [name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
+    return [f"{name} was {then.get(name, 'absent')} and is {now.get(name, 'absent')}" for name in others]
 
 
 def _is_past(line: str, step: int, evaluated: bool) -> bool:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from math import isfinite, isnan
 from statistics import correlation
 from typing import NamedTuple, TypeVar, get_args
@@ -122,13 +123,8 @@ def _count_repeated(group: Group) -> tuple[int, int, int]:
 def _credit_metrics(credit: Credit) -> Row:
     """Return the spread of trained rewards, and the advantages in the loss."""
     rewards = [reward for reward in credit.scores.earned.tolist() if not isnan(reward)]
-    own = [
-        advantage
-        for of_group, flags in zip(credit.advantages, credit.keep, strict=True)
-        for advantage, is_kept in zip(of_group, flags, strict=True)
-        if is_kept
-    ]
-    advantages = _of_all_ranks(own)
+    pairs = zip(credit.advantages, credit.keep, strict=True)
+    advantages = _of_all_ranks([value for of_group, flags in pairs for value in compress(of_group, flags)])
     sizes = sorted(map(abs, advantages), reverse=True)
     largest, total = sum(sizes[: max(1, int(TOP_SHARE * len(sizes)))]), sum(sizes)
     return {
