@@ -112,10 +112,8 @@ def check_environment(config: Config) -> None:
     if name == "reward_functions" and not config.rewards and config.algorithm.teacher is None:
         raise ValueError("environment=reward_functions needs rewards=[module:function], or a teacher, got rewards=[]")
     if config.rewards and config.reward_weights and len(config.reward_weights) != len(config.rewards):
-        raise ValueError(
-            f"reward_weights must have one weight for each of {len(config.rewards)} rewards, "
-            f"got {len(config.reward_weights)}"
-        )
+        got = len(config.reward_weights)
+        raise ValueError(f"reward_weights must have one weight for each of {len(config.rewards)} rewards, got {got}")
     if schema.reads_rows == "always" and config.data.path is None:
         raise ValueError(
             f"environment={name} needs data.path (a file, a folder or a hub name; any will do for covey plan), "
@@ -149,35 +147,29 @@ def check_rewards(config: Config) -> None:
 def check_schedule(config: Config) -> None:
     advantage = config.algorithm.advantage
     check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
-    if config.micro_batch_tokens < config.sampling.max_tokens:
-        raise ValueError(
-            f"sampling.max_tokens must be <= micro_batch_tokens={config.micro_batch_tokens}, "
-            f"got {config.sampling.max_tokens}"
-        )
+    budget, longest = config.micro_batch_tokens, config.sampling.max_tokens
+    if budget < longest:
+        raise ValueError(f"sampling.max_tokens must be <= micro_batch_tokens={budget}, got {longest}")
     _check_mini_batches(config)
-    if any(k < 1 for k in config.evaluation.k):
-        raise ValueError(f"evaluation.k must be >= 1 each, got {format_value(config.evaluation.k)}")
-    too_large = [k for k in config.evaluation.k if k > config.evaluation.num_samples]
-    if too_large:
-        raise ValueError(
-            f"evaluation.k must be <= evaluation.num_samples={config.evaluation.num_samples}, got {too_large[0]}"
-        )
+    attempts, most = config.evaluation.k, config.evaluation.num_samples
+    if any(k < 1 for k in attempts):
+        raise ValueError(f"evaluation.k must be >= 1 each, got {format_value(attempts)}")
+    if too_large := [k for k in attempts if k > most]:
+        raise ValueError(f"evaluation.k must be <= evaluation.num_samples={most}, got {too_large[0]}")
     if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
 
 
 def _check_mini_batches(config: Config) -> None:
-    groups, rollouts = config.mini_batch_groups, config.mini_batch_rollouts
+    groups, rollouts, size = config.mini_batch_groups, config.mini_batch_rollouts, config.group_size
+    of_step = config.groups_per_step * size
     if groups is not None and groups > config.groups_per_step:
         raise ValueError(f"mini_batch_groups must be <= groups_per_step={config.groups_per_step}, got {groups}")
-    if rollouts is not None and rollouts % config.group_size:
-        raise ValueError(
-            f"mini_batch_rollouts={rollouts} must be a multiple of group_size={config.group_size}: a group is never "
-            "split"
-        )
-    if rollouts is not None and rollouts > config.groups_per_step * config.group_size:
-        all_of_step = config.groups_per_step * config.group_size
-        raise ValueError(f"mini_batch_rollouts={rollouts} needs a step of as many rollouts, got {all_of_step}")
+    if rollouts is not None and rollouts % size:
+        needed = f"a multiple of group_size={size}: a group is never split"
+        raise ValueError(f"mini_batch_rollouts={rollouts} must be {needed}")
+    if rollouts is not None and rollouts > of_step:
+        raise ValueError(f"mini_batch_rollouts={rollouts} needs a step of as many rollouts, got {of_step}")
 
 
 def check_curriculum_class(config: Config) -> None:
@@ -341,8 +333,7 @@ def with_steps(config: Config, num_prompts: int) -> Config:
         try:
             validate(found)
         except ValueError as error:
-            told = (
-                f"num_epochs={config.num_epochs:g}" if config.num_epochs else f"total_rollouts={config.total_rollouts}"
-            )
+            epochs, rollouts = config.num_epochs, config.total_rollouts
+            told = f"num_epochs={epochs:g}" if epochs else f"total_rollouts={rollouts}"
             raise ValueError(f"{told} of {num_prompts} prompts is num_steps={found.num_steps}: {error}") from error
     return found

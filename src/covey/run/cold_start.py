@@ -7,7 +7,7 @@ from there.
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.engine.build import sampling_engine
 from covey.environments.base import Demonstration, Environment
+from covey.environments.settings import Say
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
 from covey.policy.models.naming import COLD_START
@@ -57,7 +58,7 @@ class ColdStart:
         return f"{self.num_steps} supervised steps, {accuracy}, {origin}: {self.path}"
 
 
-def ensure(config: Config, environment: Environment, say: Callable[[str], None]) -> ColdStart:
+def ensure(config: Config, environment: Environment, say: Say) -> ColdStart:
     """Return the cold start's policy, cached or trained now."""
     demonstrations = environment.demonstrations("train")
     if not demonstrations:
@@ -74,7 +75,7 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
 
 
 def _train_into(
-    folder: Path, config: Config, environment: Environment, shown: Sequence[Demonstration], say: Callable[[str], None]
+    folder: Path, config: Config, environment: Environment, demonstrations: Sequence[Demonstration], say: Say
 ) -> ColdStart:
     with catch_write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ def _train_into(
     model, strategy = config.warmed_model, config.parallel.strategy
     policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
     policy, _ = shard_policy(policy, None, strategy, choose_device(model.device))
-    num_steps, accuracy = warm_up(policy, config, environment, shown, say)
+    num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
     weights = sharding.full_state_dict(policy.model) if policy.sharded else None
     report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
     collectives.run_on_rank0(lambda: _keep(folder, policy, weights, report))
@@ -104,11 +105,7 @@ def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, re
 
 
 def warm_up(
-    policy: Policy,
-    config: Config,
-    environment: Environment,
-    demonstrations: Sequence[Demonstration],
-    say: Callable[[str], None],
+    policy: Policy, config: Config, environment: Environment, demonstrations: Sequence[Demonstration], say: Say
 ) -> tuple[int, float]:
     """Train on demonstrations; return steps taken and accuracy.
 
