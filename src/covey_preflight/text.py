@@ -70,10 +70,8 @@ def _token_faults(policy: Policy) -> Iterator[Fault]:
             yield f"stop token {token_id} has no embedding, there are {size}", other
         left = str(policy.tokenizer.decode([token_id], skip_special_tokens=True))
         if left.strip():
-            yield (
-                f"stop token {token_id} is not marked as special, so {left!r} stays in the text that is judged",
-                'mark it: "special": true in tokenizer.json',
-            )
+            figure = f"stop token {token_id} is not marked as special, so {left!r} stays in the text that is judged"
+            yield figure, 'mark it: "special": true in tokenizer.json'
 
 
 def _rowless_faults(subject: PreflightContext) -> Iterator[Fault]:
@@ -85,10 +83,8 @@ def _rowless_faults(subject: PreflightContext) -> Iterator[Fault]:
         for token in rowless:
             if any(token in text for text in said):
                 figure = f"prompt {prompt.id} holds {token}, a token without an embedding: there are {size} rows"
-                yield (
-                    f"{figure} for {len(policy.tokenizer)} tokens",
-                    "resize_token_embeddings of the model, and save it",
-                )
+                figure += f" for {len(policy.tokenizer)} tokens"
+                yield figure, "resize_token_embeddings of the model, and save it"
                 return
 
 

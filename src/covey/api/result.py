@@ -130,10 +130,8 @@ class Result:
         return "\n".join([f"{self._done}, {self.folder}", *lines])
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td>{escape(name)}</td><td>{before}</td><td>{after}</td></tr>"
-            for name, before, after in self._compared()
-        )
+        lines = [(escape(name), before, after) for name, before, after in self._compared()]
+        cells = "".join(f"<tr><td>{name}</td><td>{before}</td><td>{after}</td></tr>" for name, before, after in lines)
         rewards = [row["sampled_reward_mean"] for row in self.rows if row["sampled_reward_mean"] is not None]
         return (
             f"<div>{escape(self._done)}: <code>{escape(str(self.folder))}</code></div>"

@@ -143,11 +143,8 @@ class _ShelfSource(FileConfigSource):
         return super().load_config(_find_shelved(group)[name])
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return (
-            []
-            if results_filter is ObjectType.GROUP
-            else sorted(set(_find_shelved(config_path)) - {*former(config_path)})
-        )
+        found = {} if results_filter is ObjectType.GROUP else _find_shelved(config_path)
+        return sorted({*found} - {*former(config_path)})
 
 
 class _ShelfPath(SearchPathPlugin):

@@ -122,7 +122,5 @@ def _switches(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     for word, after in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("-"):
             name, equals, value = word.partition("=")
-            yield (
-                name if name.startswith("-m") else f"--{name.lstrip('-').replace('-', '_')}",
-                value if equals else after,
-            )
+            switch = name if name.startswith("-m") else f"--{name.lstrip('-').replace('-', '_')}"
+            yield switch, value if equals else after

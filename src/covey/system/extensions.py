@@ -99,10 +99,8 @@ def _read_docstring(point: EntryPoint) -> str:
         body = ast.parse(source.read_text(encoding="utf-8")).body
     except (OSError, ValueError, ImportError, SyntaxError, StopIteration):
         return ""
-    return next(
-        (ast.get_docstring(one) or "" for one in body if isinstance(one, ast.FunctionDef) and one.name == point.attr),
-        "",
-    )
+    found = (one for one in body if isinstance(one, ast.FunctionDef) and one.name == point.attr)
+    return next((ast.get_docstring(one) or "" for one in found), "")
 
 
 CALLBACKS = Extensions("covey.callbacks", "output.callbacks", {})

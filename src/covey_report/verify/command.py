@@ -163,10 +163,8 @@ def _again(asked: Asked, summary: Path) -> str:
     out = asked.out if asked.out != summary else summary.with_name(f"{summary.stem}-again.json")
     verdict = verify(replace(asked, drawn=drawn, steps=max(1, len(drawn)), most=_num_steps(asked.folder), out=out))
     is_same = verdict.word == content["verdict"]
-    say(
-        f"{summary} says {content['verdict']}, "
-        + ("and so does this machine" if is_same else f"this machine {verdict.word}")
-    )
+    here = "and so does this machine" if is_same else f"this machine {verdict.word}"
+    say(f"{summary} says {content['verdict']}, {here}")
     return verdict.word
 
 

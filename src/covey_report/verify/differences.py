@@ -129,11 +129,8 @@ def rows_differ(then: StepRows, now: StepRows, files: Iterable[str]) -> Iterator
     for name in files:
         for number, (old, new) in enumerate(zip(then.rows(name), now.rows(name), strict=False)):
             if (column := first_column(old, new)) is not None:
-                whose = (
-                    f" of answer {number + 1}, to prompt {str(old.get('prompt_id'))[:80]},"
-                    if "prompt_id" in old
-                    else ""
-                )
+                prompt = str(old.get("prompt_id"))[:80]
+                whose = f" of answer {number + 1}, to prompt {prompt}," if "prompt_id" in old else ""
                 kind = "reward" if column in ("reward", "parts") else "row"
                 yield kind, f"{name}: {column}{whose} is {_short(old[column])}, computed {_short(new[column])}"
         if len(then.rows(name)) > len(now.rows(name)):

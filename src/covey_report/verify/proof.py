@@ -160,11 +160,9 @@ def weight_checks(policy: Policy, *, trained: bool) -> bytes:
     """Return a check of each trained (or other) weight. Collective where sharded."""
     found = b"".join(tensor_check(tensor) for _, tensor in weights_of(policy, trained=trained))
     of_ranks = collectives.all_gather(found) if policy.sharded else [found]
-    return (
-        found
-        if len(of_ranks) == 1
-        else b"".join(check_of(b"".join(own)) for own in zip(*map(split, of_ranks), strict=True))
-    )
+    if len(of_ranks) == 1:
+        return found
+    return b"".join(check_of(b"".join(own)) for own in zip(*map(split, of_ranks), strict=True))
 
 
 def weights_of(policy: Policy, *, trained: bool) -> list[tuple[str, Tensor]]:
