@@ -264,19 +264,16 @@ def _run_objects(asked: Arguments) -> RunObjects:
 
     model, tokenizer = asked.model_in_memory, asked.tokenizer
     if model is not None and tokenizer is None:
-        tokenizer = _tokenizer_of(model)
+        if not model.name_or_path:
+            said = "a model in memory needs tokenizer=..., for a module of your own tokenizer=(encode, decode)"
+            raise ValueError(said)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
     unnamed = asked.unnamed_rewards + asked.unnamed_tools
     has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
     environment = make_environment if has_objects else None
     return RunObjects(model, tokenizer, environment, compared=asked.compared_in_memory)
-
-
-def _tokenizer_of(model: Any) -> Any:
-    if not model.name_or_path:
-        raise ValueError("a model in memory needs tokenizer=..., for a module of your own tokenizer=(encode, decode)")
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model.name_or_path)
 
 
 def _check_places(config: Config, given: RunObjects) -> None:

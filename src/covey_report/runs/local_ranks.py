@@ -112,13 +112,9 @@ def _await_all(started: Sequence[_Rank]) -> str:
             break
         if failed and given_up is None:
             given_up = time.monotonic() + WHY_SECONDS
-    _raise_first(answers)
+    # A rank's own failure, not the others' loss of it
+    for number, answer in sorted(answers.items(), key=lambda one: (one[1].is_lost, one[0])):
+        if answer.error is not None:
+            kind = ValueError if answer.is_mendable else RunStopped
+            raise kind(f"rank {number}: {answer.error}")
     return answers[0].result
-
-
-def _raise_first(answers: Mapping[int, RankReply]) -> None:
-    """Raise a rank's own failure, not the others' loss of it."""
-    failed = [(number, answer) for number, answer in sorted(answers.items()) if answer.error is not None]
-    for number, answer in sorted(failed, key=lambda one: one[1].is_lost):
-        kind = ValueError if answer.is_mendable else RunStopped
-        raise kind(f"rank {number}: {answer.error}")

@@ -171,9 +171,12 @@ def replay(
         epoch = step.epoch
         groups = {}
         for place in step.own_places():
-            prompt = _prompt_of(step.groups[place], prompts)
-            engine.past = Attempts(step.groups[place], sampler.limits_for(prompt).max_turns or 1)
-            groups[place] = asyncio.run(_sample_again(sampler, prompt, step.groups[place], config))
+            group = step.groups[place]
+            if group.prompt_id not in prompts:
+                raise ValueError(f"the run trained on prompt {group.prompt_id!r}, which its data no longer has")
+            prompt = prompts[group.prompt_id]
+            engine.past = Attempts(group, sampler.limits_for(prompt).max_turns or 1)
+            groups[place] = asyncio.run(_sample_again(sampler, prompt, group, config))
         stepped = _train(run, groups, step, record)
         digest = _remember(run, engine, step.step)
         if not watch(step.step, stepped):
@@ -215,12 +218,6 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
                 f"step {step.step} was trained by {len(step.threads) or 1} ranks and step 1 by "
                 f"{len(steps[0].threads) or 1}: a run that was resumed with another number of ranks cannot be replayed"
             )
-
-
-def _prompt_of(group: PastGroup, prompts: Mapping[str, Prompt]) -> Prompt:
-    if group.prompt_id not in prompts:
-        raise ValueError(f"the run trained on prompt {group.prompt_id!r}, which its data no longer has")
-    return prompts[group.prompt_id]
 
 
 async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, config: Config) -> Group:
