@@ -183,8 +183,7 @@ def problem_of(row: Row) -> Problem:
 
 def _whole(value: Any) -> int | None:
     """Return a whole number, which tables may hold as text or fraction."""
-    is_number = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return int(float(value)) if is_number and re.fullmatch(r"-?\d{1,9}(?:\.0)?", str(value).strip()) else None
+    return int(float(value)) if re.fullmatch(r"-?\d{1,9}(?:\.0)?", str(value).strip()) else None
 
 
 def _prompt(split: Split, index: int, problem: Problem, settings: CountdownConfig) -> Prompt:
