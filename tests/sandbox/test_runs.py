@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from covey_sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, Tier, run_tests
+from covey_sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, TestResult, Tier, run_tests
+from covey_sandbox.types import Kind
 
 NOT_THERE = (
     *("curses", "readline", "tkinter", "turtle", "test", "ensurepip", "idlelib", "turtledemo", "antigravity", "this"),
@@ -62,6 +63,11 @@ def f(n):
     return n
 """
     assert sandbox.run_blocking(code, calls((0, 0), (1, 1), (2, 2)), "f").fraction == 1.0
+
+
+def test_tests_that_were_not_run_count_like_failed_ones() -> None:
+    kinds: tuple[Kind, ...] = ("passed", "not_run", "timeout", "not_run")
+    assert Report(tuple(TestResult(kind == "passed", kind, "") for kind in kinds), (), 0.0).fraction == 0.25
 
 
 @pytest.mark.long
@@ -355,10 +361,11 @@ def test_tests_that_cannot_be_run_are_the_callers_mistake(
 
 
 def test_limits_and_choices_are_checked() -> None:
-    with pytest.raises(
-        ValueError, match=r"^args must be a tuple or a list of arguments, got 1; one is written \(x,\)$"
-    ):
-        CallTest(args=1)  # type: ignore[arg-type]
+    for args in (1, "ab", b"ab"):
+        with pytest.raises(
+            ValueError, match=rf"^args must be a tuple or a list of arguments, got {args!r}; one is written \(x,\)$"
+        ):
+            CallTest(args=args)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="memory_bytes must be > 0, got 0"):
         Limits(memory_bytes=0)
     with pytest.raises(ValueError, match=r"total_seconds must be >= wall_seconds=5\.0, got 1\.0"):

@@ -17,7 +17,7 @@ from covey.policy.logprobs import Scoring
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
-from covey.policy.teacher import Teacher, teacher_logprobs
+from covey.policy.teacher import Teacher, teacher_distance, teacher_logprobs
 from covey.trainer import forward
 from covey.trainer.optimizer import OptimizerConfig, TrainerSettings
 from covey.trainer.prepare import Packing, make_training_batches
@@ -210,17 +210,22 @@ def test_a_teacher_equal_to_the_reference_costs_no_pass(monkeypatch: pytest.Monk
     assert passes == ["reference"]
 
 
-def test_a_mixed_teacher_has_logits_between_two_models() -> None:
+@pytest.mark.parametrize("temperature", [None, 0.5])
+def test_a_mixed_teacher_has_logits_between_two_models(temperature: float | None) -> None:
     groups, first, live = rewarded(), make_policy("gpt2", torch.float64, seed=8), make_policy("gpt2", torch.float64)
     (batch,) = make(groups).micro_batches
-    teacher = Teacher(Reference(first, None, is_own=True), Reference(live, None, is_own=True), rate=0.25)
+    teacher = Teacher(Reference(first, None, is_own=True), Reference(live, None, is_own=True), 0.25, False, temperature)
     found_L = teacher_logprobs(teacher, batch, Scoring(Sampling(temperature=0.8), 7), None)()
-    expected = []
+    asked = teacher_distance(teacher, lambda own_LV, other_LV: own_LV[:, 0], live)
+    found_LV = asked.logits(asked.rows(live, batch), Sampling(temperature=0.8))
+    logits, expected = [], []
     for rollout in (one for group in groups for one in group.rollouts):
-        mixed = 0.75 * tempered(first, rollout) + 0.25 * tempered(live, rollout)
+        mixed = (0.75 * tempered(first, rollout) + 0.25 * tempered(live, rollout)) * 0.8 / (temperature or 0.8)
         targets = torch.tensor(rollout.target_ids)[torch.tensor(rollout.loss_mask)]
+        logits.append(mixed)
         expected.append(mixed.log_softmax(-1).gather(1, targets[:, None])[:, 0])
     assert float((found_L - torch.cat(expected)).abs().max()) < 1e-9
+    assert float((found_LV - torch.cat(logits)).abs().max()) < 1e-9
 
 
 def test_an_ema_teacher_follows_every_step_and_is_restored() -> None:
