@@ -14,6 +14,7 @@ from covey.algorithm.credit.turns import (
     TURN_CREDIT,
     Turns,
     anchor_state,
+    anchored_fraction,
     as_turns,
     chosen_turn_credit,
     discounted,
@@ -73,6 +74,8 @@ def test_an_episode_without_tokens_has_the_mean_advantage_of_its_turns() -> None
     found = assign([replace(ONE_GROUP, turns=turns)], functions, {})
     assert found.of_turns_M is not None
     assert found.of_turns_M.tolist() == [1.0, 0.0, -1.0]
+    logged = assign([replace(ONE_GROUP, turns=turns)], replace(functions, turn_metrics=anchored_fraction), {}).metrics
+    assert (found.metrics, logged) == ({}, {"anchored_fraction": pytest.approx(2 / 3)})
     assert found.selected.advantages_N.tolist() == [0.5, -1.0]
 
 
@@ -96,6 +99,7 @@ def test_turns_that_began_in_one_state_are_compared_besides_their_episodes() -> 
     found = anchor_state(ONE_GROUP, THREE_TURNS, group_center, weight=0.5, gamma=1.0, scale="none")
     assert found.tolist() == [1.5, 1.0, -1.5]
     assert shares_anchor(ONE_GROUP, THREE_TURNS).tolist() == [True, False, True]
+    assert anchored_fraction(ONE_GROUP) == {}, "of no turns there is no share"
 
 
 def test_states_of_other_groups_and_states_without_a_name_are_not_the_same() -> None:

@@ -17,6 +17,7 @@ from covey.policy.logprobs import Scoring
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.policy import Policy
 from covey.policy.reference import make_reference
+from covey.system import collectives
 from covey.trainer.prepare import drop_zero_advantage_rows
 from covey.trainer.settings import OptimizerConfig
 from covey.types import Batch, Group, Prompt, Rollout, RunStopped, Sampling
@@ -280,6 +281,20 @@ def test_no_two_updates_of_a_run_draw_from_one_seed() -> None:
     for step in range(3):
         trainer.step(make(random_groups(), advantages=ADVANTAGES), step)
     assert len(set(seeds)) == len(seeds) == 6
+
+
+def test_dropout_follows_from_seed_update_and_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(seed: int, update: int, rank: int) -> float:
+        monkeypatch.setattr(collectives, "rank", lambda: rank)
+        before = torch.get_rng_state()
+        with make_trainer(nano(), seed=seed)._dropout_of(update):
+            found = float(torch.rand(()))
+        assert torch.equal(torch.get_rng_state(), before)
+        return found
+
+    others = [drawn(*place) for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    assert len(set(others)) == 4
+    assert drawn(0, 0, 0) == others[0]
 
 
 def test_weights_that_are_not_finite_blame_the_prompts_they_were_met_with() -> None:
