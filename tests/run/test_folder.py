@@ -1,12 +1,13 @@
-"""The folder of a run that cannot be written or read is refused in one line."""
+"""A run's folder is refused in one line where it cannot be used, and tells the settings of every step."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from covey.run.folder import create_run_folder, names_in
+from covey.run.folder import CHANGES, CONFIG, create_run_folder, last_settings, names_in, run_of
 
 NOBODY = 65534
 
@@ -62,3 +63,24 @@ def test_a_named_folder_is_kept_despite_a_dangling_settings_link(tmp_path: Path)
     with pytest.raises(ValueError, match=r"already holds a run \(config\.yaml\)"):
         create_run_folder(tmp_path / "run", "seed: 0\n", exact=True)
     assert not (tmp_path / "run-2").exists()
+
+
+def test_the_settings_of_a_step_have_all_changes_up_to_it(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text("seed: 0\nmodel: {name: nano, kind: causal}\n")
+    changes = {2: {"seed": {"from": 0, "to": 1}}, 5: {"model": {"from": {}, "to": {"name": "other"}}}}
+    lines = [json.dumps({"after_step": step, "changes": change}) for step, change in changes.items()]
+    (tmp_path / CHANGES).write_text("\n".join(lines) + "\n")
+    assert [last_settings(tmp_path, step)["seed"] for step in (1, 2, 5)] == [0, 1, 1]
+    assert last_settings(tmp_path, 4)["model.kind"] == "causal"
+    assert last_settings(tmp_path) == {"seed": 1, "model.name": "other"}
+
+
+def test_a_policy_belongs_to_the_run_whose_checkpoint_it_is(tmp_path: Path) -> None:
+    policy = tmp_path / "run" / "checkpoints" / "step-000003" / "policy"
+    assert run_of(str(policy)) is None
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / CONFIG).touch()
+    assert run_of(str(policy)) == tmp_path / "run"
+    for other in (policy.parent, tmp_path / "run" / "kept" / "step-000003" / "policy"):
+        assert run_of(str(other)) is None
+    assert run_of("policy") is None

@@ -23,8 +23,9 @@ from covey.environments.reward_functions.specs import load_reward
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.loop import train
 from covey.run import trust
-from covey.run.checkpoints.resume import run_lock
-from covey.run.folder import LogFile, create_run_folder
+from covey.run.checkpoints.manifest import render
+from covey.run.checkpoints.resume import log_setting_changes, run_lock
+from covey.run.folder import LogFile, changes_of, create_run_folder, write_num_steps
 from covey.system.jsonl import write_json
 from covey.system.lookup import resolve
 from covey_integrations.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
@@ -286,6 +287,59 @@ def test_a_seal_of_another_run_or_of_another_person_is_none(monkeypatch: pytest.
     assert trust.is_own(run)
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     assert not trust.is_own(run)
+
+
+def test_a_seal_ends_with_a_change_of_settings_or_a_link_out_of_the_run() -> None:
+    run = create_run_folder(Path("mine"), to_yaml(Config()), exact=True)
+    for change in (
+        lambda: (run / "changes.jsonl").write_text("{}\n"),
+        lambda: (run / "changes.jsonl").write_text('{"after_step": 1}\n'),
+        lambda: (run / "config.yaml").write_text("seed: 1\n"),
+        lambda: (run / "notes").symlink_to("/etc/hostname"),
+    ):
+        assert trust.is_own(run)
+        change()
+        assert not trust.is_own(run)
+        trust.seal(run)
+    (run / "metrics.jsonl").touch()
+    (run / "newest").symlink_to("metrics.jsonl")
+    assert trust.is_own(run), "what a run writes, and links inside of it"
+
+
+def test_a_computed_number_of_steps_is_sealed_in_a_run_of_your_own_alone() -> None:
+    mine = create_run_folder(Path("mine"), "num_steps: null\n", exact=True)
+    Path("theirs").mkdir()
+    Path("theirs/config.yaml").write_text("num_steps: null\n")
+    for run, is_own in ((mine, True), (Path("theirs"), False)):
+        write_num_steps(run, 7)
+        assert (run / "config.yaml").read_text() == "num_steps: 7\n"
+        assert trust.is_own(run) is is_own
+
+
+def test_changes_of_a_resume_are_sealed_in_a_run_of_your_own_alone() -> None:
+    mine = create_run_folder(Path("mine"), to_yaml(Config()), exact=True)
+    Path("theirs").mkdir()
+    shutil.copy(mine / "config.yaml", "theirs")
+    for run, is_own in ((mine, True), (Path("theirs"), False)):
+        checkpoint = run / "checkpoints" / "step-000002"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text(render(2, {"prompts": "p"}, {}))
+        log_setting_changes(Config(seed=5), run, checkpoint, "p")
+        (line,) = changes_of(run)
+        assert line == {"after_step": 2, "changes": {"seed": {"from": 0, "to": 5}}}
+        assert trust.is_own(run) is is_own
+
+
+@pytest.mark.parametrize(
+    ("settings", "risk"),
+    [
+        ({"data": {"path": "rows/${oc.env:HOME}"}}, "path=rows/${oc.env:HOME}"),
+        ({"devices": [{"note": "of ${oc.env:USER}"}]}, "note=of ${oc.env:USER}"),
+        ({"model": {"code": "folder"}}, "code=folder"),
+    ],
+)
+def test_a_risk_is_found_wherever_it_stands(settings: dict[str, Any], risk: str) -> None:
+    assert [shown for shown, _ in trust.find_risks(settings)] == [risk]
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o660])
