@@ -84,6 +84,14 @@ def test_another_vocabulary_is_refused_in_one_line(tmp_path: Path) -> None:
         own_reference(nano(), name)
 
 
+def test_a_reference_that_has_learnt_fewer_positions_than_the_policy_reads_is_refused(tmp_path: Path) -> None:
+    policy = nano()
+    name = saved_model(tmp_path / "other", "gpt2", max_position_embeddings=policy.max_length - 1)
+    with pytest.raises(ValueError, match=r"must read as long texts as the policy, .* it has learnt positions for"):
+        own_reference(policy, name)
+    assert own_reference(policy, saved_model(tmp_path / "as long", "gpt2", max_position_embeddings=policy.max_length))
+
+
 def test_other_tokens_under_the_same_numbers_are_refused(tmp_path: Path) -> None:
     policy = nano()
     name = saved(tmp_path / "other", nano(seed=1))
