@@ -15,6 +15,8 @@ from covey.environments.episode import Answer, Episode, Observation
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import turn_seed
+from covey.rollouts.verdicts import call_env_async
+from covey.system.waits.watchdog import PromptWaits
 from covey.types import Failure, Group, Message, Prompt, Reward, RunStopped, Sampling, Turn
 
 from ..support.small import TOKENIZER
@@ -169,6 +171,13 @@ def test_the_turns_are_slices_of_what_was_sampled_with_what_they_earned() -> Non
     assert text(rollout.input_ids) == "?ab<|endoftext|>!ab<|endoftext|>!ab"
 
 
+def test_a_state_without_a_name_is_named_by_all_that_its_turn_has_read() -> None:
+    first, second = played(Talks(lambda _: Scripted(going_on)), 2).rollouts
+    names = [turn.state for turn in first.turns]
+    assert names == [turn.state for turn in second.turns]
+    assert len({*names, ""}) == 4
+
+
 def test_turns_whose_rewards_cancel_out_are_a_part_and_turns_without_any_are_none() -> None:
     def parts(*rewards: float) -> Any:
         says = lambda answer: Observation("!", reward=rewards[answer.turn - 1])  # noqa: E731
@@ -206,6 +215,7 @@ def test_an_episode_that_cannot_judge_itself_is_a_failure_and_no_reward(verdict:
     group = played(Talks(lambda number: Judges(going_on) if number else Scripted(going_on)))
     assert [rollout.reward.value for rollout in group.rollouts] == [1.0]
     assert group.failures == (Failure(reason),)
+    assert [failure.num_tokens for failure in group.failures] == [9]
 
 
 def test_an_episode_that_judges_itself_too_late_is_a_failure() -> None:
@@ -441,6 +451,23 @@ def test_an_episode_that_does_not_close_is_left_behind_and_costs_no_attempt(capl
     assert len(group.rollouts) == 2
     (told,) = caplog.messages
     assert told == "prompt p: talks.close has not answered for 0.05 s (environment.turn_timeout=0.05)"
+
+
+def test_a_task_that_is_cancelled_ends_and_is_no_failure_of_its_environment() -> None:
+    async def ends() -> bool:
+        asking = asyncio.Event()
+
+        async def ask() -> None:
+            asking.set()
+            await asyncio.sleep(60)
+
+        task = asyncio.create_task(call_env_async(PromptWaits(), PLAIN, "reply", ask))
+        await asyncio.wait_for(asking.wait(), 60)
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(ends())
 
 
 def test_a_run_that_is_stopped_closes_every_episode_once() -> None:
