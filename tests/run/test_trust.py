@@ -289,7 +289,7 @@ def test_a_seal_of_another_run_or_of_another_person_is_none(monkeypatch: pytest.
     assert not trust.is_own(run)
 
 
-def test_a_seal_ends_with_a_change_of_settings_or_a_link_out_of_the_run() -> None:
+def test_a_seal_ends_with_changed_settings_or_a_link_out_of_the_run() -> None:
     run = create_run_folder(Path("mine"), to_yaml(Config()), exact=True)
     for change in (
         lambda: (run / "changes.jsonl").write_text("{}\n"),

@@ -69,7 +69,7 @@ def test_all_linear_layers_but_the_head_are_8_bit_and_close(tmp_path: Path) -> N
         assert 1e-4 < relative_error(dequantize(weight), full[name]) < 0.01
 
 
-def test_a_number_in_8_bits_is_so_many_127ths_of_the_largest_of_its_row() -> None:
+def test_a_number_in_8_bits_is_in_127ths_of_its_rows_largest() -> None:
     weight = nn.Parameter(torch.tensor([[127, -64], [1, 0]], dtype=torch.int8), requires_grad=False)
     weight.SCB = torch.tensor([2.0, 254.0])  # type: ignore[attr-defined] # as bitsandbytes keeps it
     assert dequantize(weight).tolist() == [[2.0, pytest.approx(-128 / 127)], [2.0, 0.0]]
