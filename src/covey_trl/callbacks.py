@@ -24,17 +24,13 @@ HEARD = (
 """Events that a run of covey has."""
 
 
+Heard = TrainerCallback | type[TrainerCallback]
+
+
 class Bridge(Callback):
     """Call callbacks of transformers, keep the state they read, stop on request."""
 
-    def __init__(
-        self,
-        args: GRPOConfig,
-        callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
-        *,
-        num_steps: int,
-        is_evaluated: bool,
-    ) -> None:
+    def __init__(self, args: GRPOConfig, callbacks: Sequence[Heard], *, num_steps: int, is_evaluated: bool) -> None:
         """Instantiate callbacks. ValueError for an event that never comes.
 
         `num_steps` is that of the optimiser in the whole run. `is_evaluated` says whether there is an eval_dataset,
@@ -51,7 +47,7 @@ class Bridge(Callback):
         """Steps since the last row of the log."""
         self._epoch = 0
 
-    def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+    def add(self, callback: Heard) -> None:
         """Add a callback. ValueError for another object."""
         made = callback() if isinstance(callback, type) else callback
         if not isinstance(made, TrainerCallback):

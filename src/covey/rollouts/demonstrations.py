@@ -34,12 +34,7 @@ def demonstration_group(
 
 
 def _demonstrate(
-    policy: Policy,
-    prompt: Prompt,
-    prompt_ids: Sequence[int],
-    shown: Sequence[Message],
-    stop: Sequence[str],
-    tools: Tools,
+    policy: Policy, prompt: Prompt, prompt_ids: list[int], shown: Sequence[Message], stop: Sequence[str], tools: Tools
 ) -> list[Segment]:
     """Return an episode as segments, learning the assistant's turns."""
     branch = [Segment(tuple(prompt_ids), "prompt", 0)]

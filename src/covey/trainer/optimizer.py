@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
@@ -55,7 +57,7 @@ class TrainerSettings:
     """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 
 
-def build_optimizer(model: nn.Module, settings: OptimizerConfig, kernels: str = "auto") -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, settings: OptimizerConfig, kernels: str = "auto") -> Optimizer:
     """Build the optimiser, with weight decay on matrices only. Norms and biases have one axis."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -65,12 +67,12 @@ def build_optimizer(model: nn.Module, settings: OptimizerConfig, kernels: str = 
     return OPTIMIZERS[settings.name]([g for g in groups if g["params"]], settings, kernels)
 
 
-def _adamw(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> torch.optim.Optimizer:
+def _adamw(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> Optimizer:
     beta1, beta2 = settings.betas
     return adamw(groups, kernels, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps)
 
 
-def _adamw8bit(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> torch.optim.Optimizer:
+def _adamw8bit(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels: str) -> Optimizer:
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
@@ -79,19 +81,19 @@ def _adamw8bit(groups: list[dict[str, Any]], settings: OptimizerConfig, kernels:
     return AdamW8bit(groups, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps)
 
 
-OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig, str], torch.optim.Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig, str], Optimizer]] = {
     "adamw": _adamw,
     "adamw8bit": _adamw8bit,
     "sgd": lambda groups, settings, kernels: torch.optim.SGD(groups, lr=settings.lr),
 }
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, *, sharded: bool) -> dict[str, Any]:
+def optimizer_state(optimizer: Optimizer, *, sharded: bool) -> dict[str, Any]:
     """Return the state, whole for sharded weights, where it is collective."""
     return sharding.full_optimizer_state(optimizer) if sharded else optimizer.state_dict()
 
 
-def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, sharded: bool) -> None:
+def load_moments(optimizer: Optimizer, state: Mapping[str, Any], *, sharded: bool) -> None:
     """Load the state of `optimizer_state` without settings, which a run may change."""
     # Before loading: by `fused`, torch puts the counters of steps where that kernel reads them
     pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
@@ -116,12 +118,7 @@ def gradients_first(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def clipped_step(
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    parameters: Sequence[nn.Parameter],
-    limit: float,
-    *,
-    is_finite: bool,
+    optimizer: Optimizer, scaler: GradScaler, parameters: Sequence[nn.Parameter], limit: float, *, is_finite: bool
 ) -> dict[str, float]:
     """Clip gradients to the norm `limit`, step, and return metrics.
 

@@ -55,6 +55,8 @@ from covey.trainer.optimizer import (
 )
 from covey.types import Batch, RunStopped
 
+Statistics = Sequence[BatchStatistics | None]
+
 
 class Trainer:
     """Owns the changing state: weights, optimiser, loss scale, coefficients."""
@@ -292,7 +294,7 @@ class Trainer:
             yield
 
     def _backward_all(
-        self, prepared: Sequence[FrozenLogProbs], statistics: Sequence[BatchStatistics | None], batch: Batch, seed: int
+        self, prepared: Sequence[FrozenLogProbs], statistics: Statistics, batch: Batch, seed: int
     ) -> tuple[list[Sums], list[Mapping[str, float]]]:
         self.policy.model.train()
         quiet = repeating(self.policy.deterministic)
@@ -354,9 +356,7 @@ class Trainer:
         """Return True for a float16 overflow that the loss scale handles."""
         return self._scaler.is_enabled() and math.isfinite(metrics["loss"]) and self._scaler.get_scale() >= 1
 
-    def _count_nonfinite(
-        self, prepared: Sequence[FrozenLogProbs], batch: Batch, statistics: Sequence[BatchStatistics | None]
-    ) -> None:
+    def _count_nonfinite(self, prepared: Sequence[FrozenLogProbs], batch: Batch, statistics: Statistics) -> None:
         self._nonfinite_in_a_row += 1
         limit = self.settings.optimizer.max_nonfinite_steps
         if self._nonfinite_in_a_row >= limit:
@@ -367,9 +367,7 @@ class Trainer:
                 f"prompts that cause it: {culprits}"
             )
 
-    def _nonfinite_prompts(
-        self, prepared: Sequence[FrozenLogProbs], batch: Batch, statistics: Sequence[BatchStatistics | None]
-    ) -> list[str]:
+    def _nonfinite_prompts(self, prepared: Sequence[FrozenLogProbs], batch: Batch, statistics: Statistics) -> list[str]:
         """Name the prompts of this rank's first micro-batch that is not finite.
 
         Its loss or gradient alone is not. Every pass is made, also after one was found: passes may be collective.

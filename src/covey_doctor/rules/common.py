@@ -18,6 +18,10 @@ FEW_PROMPTS = 30
 """Held-out prompts whose greedy answers alone say little."""
 
 
+Show = Callable[[float], str]
+"""Says a number in words of its kind."""
+
+
 def number(value: float) -> str:
     """Say a number.
 
@@ -40,7 +44,7 @@ def nats(value: float) -> str:
     return f"{value:.3g} nats"
 
 
-def from_to(first: RunPart, last: RunPart, show: Callable[[float], str] = number) -> str:
+def from_to(first: RunPart, last: RunPart, show: Show = number) -> str:
     """Describe a comparison, in the one form of all findings.
 
     >>> from_to(RunPart(0.25, 3, 12), RunPart(0.5, 51, 60), percent)
@@ -65,7 +69,7 @@ class Change(NamedTuple):
     def last(self) -> float:
         return self.after.value
 
-    def seen(self, show: Callable[[float], str] = number) -> str:
+    def seen(self, show: Show = number) -> str:
         """Say it with the steps of both numbers."""
         return from_to(self.before, self.after, show)
 
@@ -247,14 +251,7 @@ def samples_deny(log: RunLog) -> bool:
 
 
 def above(
-    log: RunLog,
-    name: str,
-    watch: float,
-    sick: float,
-    text: str,
-    show: Callable[[float], str] = percent,
-    *,
-    strict: bool = False,
+    log: RunLog, name: str, watch: float, sick: float, text: str, show: Show = percent, *, strict: bool = False
 ) -> Evidence | None:
     """Return evidence of windows above a bound, critical above the higher. `text` has {} for their mean."""
 

@@ -9,6 +9,7 @@ from covey_doctor.log import LogSpan, LogWindow, RunLog, RunPart
 from covey_doctor.measures import mann_kendall, spread, theil_sen, thinned
 from covey_doctor.rules.common import (
     Change,
+    Show,
     change_of,
     evidence_of,
     from_to,
@@ -72,7 +73,7 @@ def entropy_collapse(log: RunLog) -> Evidence | None:
     return evidence_of(Level.SICK, span, f"{text}, and {lost}") if lost else None
 
 
-def _to_the_end(usual: RunPart, span: LogSpan, show: Callable[[float], str]) -> str:
+def _to_the_end(usual: RunPart, span: LogSpan, show: Show) -> str:
     return from_to(usual, span.windows[-1].part, show)
 
 

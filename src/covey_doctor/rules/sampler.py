@@ -1,6 +1,6 @@
 """Sampler rules: the gap to the trainer, and staleness."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from covey_doctor.finding import Evidence, Level
 from covey_doctor.log import RunLog, RunPart
 from covey_doctor.measures import mann_kendall, theil_sen, thinned
-from covey_doctor.rules.common import above, change_of, evidence_of, from_to, nats, percent
+from covey_doctor.rules.common import Show, above, change_of, evidence_of, from_to, nats, percent
 
 FAR_TOKEN = 5.0
 """Nats by which one token may differ."""
@@ -47,7 +47,7 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     if not _is_fresh(log):
         bounds = RoundingBounds(0.05, 0.5, 1.0)
     name, watch, sick = "mismatch_kl", bounds.watch, bounds.sick
-    show: Callable[[float], str] = nats
+    show: Show = nats
     if not log.known(name):  # TRL and verl log a mean difference
         (name, show), watch, sick = _gap(log), 0.05, 0.2
     what = "KL of sampler to trainer" if name == "mismatch_kl" else "difference of sampler and trainer"
@@ -65,7 +65,7 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     return evidence_of(Level.WATCH, span, text.format(min(span.windows[-1].values))) if span else None
 
 
-def _gap(log: RunLog) -> tuple[str, Callable[[float], str]]:
+def _gap(log: RunLog) -> tuple[str, Show]:
     if log.known("mismatch") or not log.known("mismatch_probability"):
         return "mismatch", nats
     return "mismatch_probability", lambda value: f"{value:.3g} in probability"

@@ -234,11 +234,7 @@ def _type_of(shape: Sequence[int], kind: str) -> str:
 
 
 def _write_tensors(
-    writer: Any,
-    sources: Mapping[str, Source],
-    extra: Mapping[str, ndarray],
-    config: PreTrainedConfig,
-    own: Architecture,
+    writer: Any, sources: Mapping[str, Source], more: Mapping[str, ndarray], config: PreTrainedConfig, own: Architecture
 ) -> None:
     """Write names and shapes, then one weight at a time."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
@@ -248,7 +244,7 @@ def _write_tensors(
         block, size = GGML_QUANT_SIZES[kind]
         num_bytes = torch.Size(source.shape).numel() // block * size
         writer.add_tensor_info(name, source.shape, dtype("float32"), num_bytes, kind)
-    for name, values in extra.items():
+    for name, values in more.items():
         writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -257,7 +253,7 @@ def _write_tensors(
         with safe_open(source.file, framework="pt") as held:
             weight = _convert(held.get_tensor(source.key).float(), name, config, own)
         writer.write_tensor_data(quants.quantize(weight.numpy(), GGMLQuantizationType[source.kind]))
-    for values in extra.values():
+    for values in more.values():
         writer.write_tensor_data(values)
     writer.close()
 

@@ -98,12 +98,7 @@ def print_plans(config: Config, asked: PlanOptions) -> None:
 
 
 def _known(
-    config: Config,
-    shape: Shape,
-    on: Hardware,
-    asked: PlanOptions,
-    prompt_tokens: Callable[[], float | None],
-    is_here: bool,
+    config: Config, shape: Shape, on: Hardware, asked: PlanOptions, count: Callable[[], float | None], is_here: bool
 ) -> Measured:
     """Return the probe's measurements that hold on a machine."""
     found, unknown = None, ""
@@ -120,7 +115,7 @@ def _known(
             found = kept_probe(config, on)
     if found is None:
         rates = "data sheets" if on.is_gpu else "rates measured here"
-        counted = None if asked.prompt_tokens else prompt_tokens()
+        counted = None if asked.prompt_tokens else count()
         unknown = "" if counted or asked.prompt_tokens else ", a guess (--prompt-tokens)"
         found = Measured(counted or USUAL_PROMPT, source=f"{rates} and usual shares")
     # Lengths given by hand outrank measured ones

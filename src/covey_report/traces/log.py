@@ -178,15 +178,11 @@ def choose(found: Sequence[TraceGroup], most: int) -> list[tuple[TraceGroup, str
 
 
 def trace_rows(
-    step: int,
-    chosen: Sequence[tuple[TraceGroup, str]],
-    trained: Sequence[TrainedRow],
-    pieces: "Speller",
-    num_bytes: int,
+    step: int, chosen: Sequence[tuple[TraceGroup, str]], trained: Sequence[TrainedRow], pieces: "Speller", room: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the chosen groups' lines, with rows `trained` anywhere. Long answers are cut to `num_bytes` in all."""
+    """Yield the chosen groups' lines, with rows `trained` anywhere. Long answers are cut to `room` bytes in all."""
     num_rollouts = sum(len(one.group.rollouts) for one, _ in chosen)
-    limit = max(LEAST_TOKENS, num_bytes // (TOKEN_BYTES * max(num_rollouts, 1)))
+    limit = max(LEAST_TOKENS, room // (TOKEN_BYTES * max(num_rollouts, 1)))
     rows = list(trained)
     for one, reason in chosen:
         yield _group_row(step, one, reason) | {"rollouts": [*_rollouts(one, rows, pieces, limit)]}
