@@ -133,9 +133,8 @@ def off_policy_keep(
 ) -> Tensor:
     """Return False for sequences of negative advantage far from the sampler, (N,).
 
-    Far: the mean log(pi_sampler / pi) exceeds delta.
-
-    DeepSeek-V3.2, arXiv 2512.02556. The sign is that of a row's mean advantage.
+    Far: the mean log(pi_sampler / pi) exceeds delta (DeepSeek-V3.2, arXiv 2512.02556). The sign is that of a row's mean
+    advantage.
     """
     gap_N = row_mean(sampler_NT.detach() - log_probs_NT.detach(), mask_NT)
     return ~((row_mean(advantages_NT, mask_NT) < 0) & (gap_N > delta))

@@ -91,12 +91,11 @@ def make_batch(
 ) -> Batch:
     """Pack groups' rows into micro-batches of at most `micro_batch_tokens` tokens.
 
-    A micro-batch of `enough` tokens ends with its group, since a longer one is no faster.
-
-    `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks, and where
-    there are some those of `Batch.taught` and `Batch.supervised`; they may exceed what `rows` hold where rows without
-    gradient were left out. A single rollout longer than the budget gets a micro-batch of its own. `attention` says how
-    packed streams attend (`ATTENTIONS`), and which layouts there are (`usable_layout`).
+    A micro-batch of `enough` tokens ends with its group, since a longer one is no faster; a single rollout longer than
+    the budget gets one of its own. `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the
+    step, over all ranks, and where there are some those of `Batch.taught` and `Batch.supervised`; they may exceed what
+    `rows` hold where rows without gradient were left out. `attention` says how packed streams attend (`ATTENTIONS`),
+    and which layouts there are (`usable_layout`).
     """
     packing = usable_layout(packing, attention)
     fills = any(row.rollout.input_length is not None for group in rows for row in group)
