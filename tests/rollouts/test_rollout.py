@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, Split, adapt
@@ -17,6 +18,7 @@ from covey.rollouts.sampler import Sampler
 from covey.types import Completion, CutText, Failure, Group, Prompt, Reward, RunStopped, Sampling
 from tests.support.scripted import Scripted
 
+from ..support.models.chat_templates import llama3
 from ..support.small import TOKENIZER
 
 PROMPT = Prompt("p", "scripted", "1+1=", {})
@@ -220,3 +222,20 @@ def test_messages_without_a_chat_template_are_one_line() -> None:
 def test_an_empty_prompt_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"^prompt p is empty; a policy needs at least one token to continue$"):
         encode_prompt(TOKENIZER, Prompt("p", "e", "", {}))
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("1+1=", "<|begin_of_text|>1+1="),
+        ("<|begin_of_text|>1+1=", "<|begin_of_text|>1+1="),
+        ("<|begin_of_text|>1+1=<|eot_id|>", "<|begin_of_text|>1+1=<|eot_id|>"),
+    ],
+)
+def test_a_text_begins_once_and_stays_open_where_a_tokenizer_ends_each(text: str, read: str) -> None:
+    tokenizer = llama3()
+    marks = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in ("<|begin_of_text|>", "<|eot_id|>")]
+    both = TemplateProcessing(single="<|begin_of_text|> $A <|eot_id|>", special_tokens=marks)
+    tokenizer._tokenizer.post_processor = both
+    assert tokenizer.decode(tokenizer("1")["input_ids"]) == "<|begin_of_text|>1<|eot_id|>"
+    assert tokenizer.decode(encode_prompt(tokenizer, Prompt("p", "e", text, {}))) == read

@@ -21,7 +21,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
     A conversation with a begun answer is continued; else the template opens the answer.
     """
     if isinstance(prompt.text, str):
-        ids = tokenizer(prompt.text)["input_ids"]
+        ids = _text_ids(tokenizer, prompt.text)
     else:
         if tokenizer.chat_template is None:
             raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
@@ -37,6 +37,17 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
     if not ids:
         raise ValueError(f"prompt {prompt.id} is empty; a policy needs at least one token to continue")
     return list(ids)
+
+
+def _text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return a text's tokens, begun as the tokenizer begins texts and left open.
+
+    A rendered text brings its beginning along. Some tokenizers end each text, which a policy would continue after.
+    """
+    is_rendered = bool(tokenizer.bos_token) and text.startswith(str(tokenizer.bos_token))
+    ids = list(tokenizer(text, add_special_tokens=not is_rendered)["input_ids"])
+    is_ended = ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(str(tokenizer.eos_token))
+    return ids[:-1] if is_ended and tokenizer.mask_token_id not in ids else ids
 
 
 @contextmanager
