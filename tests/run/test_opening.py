@@ -51,6 +51,18 @@ def test_a_step_of_more_prompts_than_there_are_is_a_warning(monkeypatch: pytest.
         assert line.startswith("groups_per_step=15 takes each of 6 training prompts 2.5 times a step;")
 
 
+def test_a_prompt_without_room_is_a_warning_where_nothing_else_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with begun(monkeypatch, sampling__max_tokens=4095, preflight__enabled=False) as run:
+        assert list(doubts(run)) == [
+            "prompt train-0 has 9 tokens and there is room for 1: it ends the run when it is drawn; "
+            "data.bad_rows=skip leaves such prompts out"
+        ]
+    with begun(monkeypatch, sampling__max_tokens=4095) as run:
+        assert not list(doubts(run))
+
+
 def test_a_curriculum_has_no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     with begun(monkeypatch, curriculum__name="success") as run:
         assert opening(run).endswith("2 x 4 completions a step, 2 steps")

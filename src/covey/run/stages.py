@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
 from covey.policy.settings import chooses_liger
+from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.saved.journal import RolloutJournal
 from covey.rollouts.stream import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
+from covey.run.build_stream import longest_prompt
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import load_state, load_weights, read_manifest
 from covey.run.checkpoints.manifest import step_of
@@ -353,7 +355,7 @@ def size_of(policy: Policy) -> str:
 
 
 def doubts(run: Run) -> Iterator[str]:
-    """Yield warnings of prompts drawn repeatedly, and of adapters' low rates."""
+    """Yield warnings of prompts drawn repeatedly or too long, and of low rates."""
     prompts, groups_per_step = len(run.source.stream.prompts), run.config.groups_per_step
     if groups_per_step > prompts:
         yield (
@@ -363,3 +365,17 @@ def doubts(run: Run) -> Iterator[str]:
     lr, rank = run.config.optimizer.lr, run.config.model.lora_rank
     if rank > 0 and lr < 5e-6 and run.config.optimizer.name != "sgd":
         yield f"optimizer.lr={lr:g} hardly moves adapters (model.lora_rank={rank}): 1e-4 to 5e-4 is usual for them"
+    if not run.config.preflight.enabled and run.config.data.bad_rows == "error":  # else looked at, or left out
+        yield from _too_long(run)
+
+
+def _too_long(run: Run) -> Iterator[str]:
+    prompt = max(run.source.stream.prompts, key=lambda prompt: len(str(prompt.text)))
+    most = longest_prompt(run.config.sampling, run.policy.max_length)
+    with suppress(ValueError):  # a template's refusal is told when the prompt is drawn
+        num_tokens = len(encode_prompt(run.policy.tokenizer, prompt))
+        if num_tokens > most and run.policy.mask_id is None:
+            yield (
+                f"prompt {prompt.id} has {num_tokens:,} tokens and there is room for {most:,}: it ends the run when it "
+                "is drawn; data.bad_rows=skip leaves such prompts out"
+            )
