@@ -40,7 +40,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
 
 
 def _text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return a text's tokens, begun as the tokenizer begins texts and left open.
+    """Return the tokens of a text, begun and left open.
 
     A rendered text brings its beginning along. Some tokenizers end each text, which a policy would continue after.
     """

@@ -355,7 +355,7 @@ def size_of(policy: Policy) -> str:
 
 
 def doubts(run: Run) -> Iterator[str]:
-    """Yield warnings of prompts drawn repeatedly or too long, and of low rates."""
+    """Yield warnings of prompts drawn repeatedly or too long, of low rates."""
     prompts, groups_per_step = len(run.source.stream.prompts), run.config.groups_per_step
     if groups_per_step > prompts:
         yield (
