@@ -21,7 +21,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
     A conversation with a begun answer is continued; else the template opens the answer.
     """
     if isinstance(prompt.text, str):
-        ids = _text_ids(tokenizer, prompt.text)
+        ids: Any = _text_ids(tokenizer, prompt.text)
     else:
         if tokenizer.chat_template is None:
             raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
