@@ -161,7 +161,7 @@ class Verdicts:
 
 def judge(response: str, instructions: Sequence[Instruction]) -> Verdicts:
     """Give both verdicts on each instruction. A blank response follows none."""
-    texts = list(dict.fromkeys(_loosened(response)))
+    texts = list(dict.fromkeys(_loose_texts(response)))
     strict = tuple(wanted.holds(response) for wanted in instructions)
     loose = tuple(
         held or any(wanted.holds(text) for text in texts) for held, wanted in zip(strict, instructions, strict=True)
@@ -186,7 +186,7 @@ def instructions_of(
     return tuple(instruction(name, given) for name, given in zip(instruction_id_list, kwargs, strict=True))
 
 
-def _loosened(response: str) -> Iterator[str]:
+def _loose_texts(response: str) -> Iterator[str]:
     """Yield the further texts of the loose verdict."""
     lines = response.split("\n")
     shortened = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]

@@ -4,6 +4,7 @@ from covey_graders.math.formulas.forms import canonical, has_words, is_compound,
 from covey_graders.math.formulas.nodes import Node, is_equation, last_side
 from covey_graders.math.formulas.relations import has_dots, same_relation, same_with_dots
 from covey_graders.math.formulas.trees import read_tree
+from covey_graders.math.formulas.words import FUNCTIONS, tokens_of
 from covey_graders.math.reading.normalize import TEXT_COMMAND
 from covey_graders.math.reading.units import is_date, measures_of, without_unit
 from covey_graders.tables import patterns_beside
@@ -33,7 +34,7 @@ def same_formula(answer: str, gold: str) -> bool:
     """Return True for exactly equal mathematics; unreadable text is compared."""
     if same_spelling(answer, gold) or same_spelling(answer, _RE["base"].sub("", gold)):
         return True
-    if max(len(answer), len(gold)) > MAX_FORMULA or is_date(gold):
+    if max(len(answer), len(gold)) > MAX_FORMULA or is_date(gold) or (_is_wording(answer) and _is_wording(gold)):
         return False
     tree, expected = read_tree(without_unit(answer)), read_tree(without_unit(gold))
     measures = measures_of(gold)
@@ -44,6 +45,12 @@ def same_formula(answer: str, gold: str) -> bool:
     if _RE["denial"].search(answer):
         return same_relation(tree, expected)
     return _same_tree(tree, expected if has_words(tree) else without_words(expected))
+
+
+def _is_wording(text: str) -> bool:
+    """Return True for words: letters in another order are another one."""
+    is_letters = all(token.isalpha() and len(token) == 1 for token in tokens_of(text))
+    return is_letters and any(run not in FUNCTIONS for run in _RE["wording"].findall(text))
 
 
 def _same_tree(answer: Node, gold: Node) -> bool:

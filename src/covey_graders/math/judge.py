@@ -61,6 +61,8 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return compare(completion, wording, question, computed, is_cut)
     if _is_stated(gold, answer.text):
         return True
+    if _RE["hyphened"].fullmatch(gold):  # a score, years or a date is no difference
+        return [gold] == [re.sub(r"\s", "", one).strip("$.") for one in _RE["hyphened"].findall(answer.text)[-1:]]
     said = _RE["sentences"].split(answer.text[-MAX_FORMULA:].strip())[-1] if answer.form == "none" else answer.text
     shortest = 1 if expected is not None or TEXT_COMMAND.search(gold) else 2
     units = unit_of(_RE["reason"].split(said)[0], shortest), unit_of(gold, shortest)
@@ -80,7 +82,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
 
 
 def _in_parts(completion: str, gold: str) -> list[str]:
-    """Return all boxes as one list, where the gold has as many values."""
+    """Return all boxes as one list, if the gold has as many."""
     boxes = boxes_of(completion)
     tree = read_tree(gold)
     is_list = isinstance(tree, Grouping) and tree.kind == "list" and len(tree.members) == len(boxes)
@@ -194,7 +196,7 @@ def is_no_answer(text: str) -> bool:
 
 
 def choice_of(text: str) -> tuple[str, str]:
-    """Return the choice or yes or no of a text, and the rest.
+    """Return the choice, or yes or no, and the rest.
 
     >>> choice_of("\\\\textbf{(E)}\\\\ 12")
     ('E', '12')
