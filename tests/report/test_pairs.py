@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from covey_doctor.verdicts import of_answers
-from covey_report.compare import comparison, difference
+from covey_report.compare import comparison, difference, groups_of
 from covey_report.logs.read import RunFiles
 from covey_report.page.content import pairs_of
 from covey_report.page.curves import prompts_of
@@ -64,6 +64,7 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
     value, low, high = gain["measures"]["accuracy"]
     assert (gain["num_prompts"], value, gain["state"]) == (100, 0.2, "shown")
     assert 0.1 < low < 0.2 < high < 0.3
+    assert [*gain["measures"]] == ["accuracy", "pass@1", "pass@2", "pass@4", "reward_mean"]
     assert gain["measures"]["pass@1"][0] == 0.1
     assert gain["measures"]["pass@2"][0] == pytest.approx(0.2 * 5 / 6, rel=1e-3)
     assert gain["lines"][0] == "other against one, 100 prompts, a run each: other seeds may differ by more"
@@ -127,6 +128,7 @@ def test_runs_of_several_seeds_are_one_group_with_the_spread_of_seeds() -> None:
     # Deviations of 0.1 and of 0.1007 between seeds: Welch's t(4) is 2.776, the standard error 0.0819
     value, low, high = gain["measures"]["accuracy"]
     assert value == pytest.approx(0.1067, abs=1e-3)
+    assert gain["levels"]["accuracy"] == [0.5, 0.6067], "means over all seeds"
     assert low < 0.1067 - 2.776 * 0.0819
     assert high > 0.1067 + 2.776 * 0.0819
     assert gain["words"] == "no difference shown"
@@ -134,6 +136,20 @@ def test_runs_of_several_seeds_are_one_group_with_the_spread_of_seeds() -> None:
     assert one_side["lines"][0].endswith("3 and 1 runs: other seeds may differ by more")
     alone = comparison([first[1], second[1]], ["a", "b"])["gains"][0]
     assert alone["measures"]["accuracy"][1] > 0  # of prompts alone
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("seed", True),
+        ("output.save_every", True),
+        ("cold_start.cache_dir", True),
+        ("cold_start.num_steps", False),
+        ("optimizer.lr", False),
+    ],
+)
+def test_runs_of_one_group_differ_in_nothing_that_trains(name: str, is_one: bool) -> None:
+    assert groups_of([run(40, **{name: 1}), run(40, **{name: 2})]) == ([[0, 1]] if is_one else [[0], [1]])
 
 
 def test_runs_of_one_group_are_taken_together_and_each_is_compared_with_the_first() -> None:
