@@ -59,6 +59,14 @@ def test_rewards_that_differ_by_rounding_alone_are_equal(settings: dict[str, Any
     assert assigner(**settings).assign(groups).advantages == [pytest.approx(values) for values in expected]
 
 
+def test_baselines_of_roles_move_from_batch_to_batch_and_are_kept() -> None:
+    settings = {"advantage": "role_ema", "advantage_options": {"decay": 0.5}}
+    credit, resumed = assigner(**settings), assigner(**settings)
+    assert [credit.assign([group(1.0)]).advantages for _ in range(2)] == [[[1.0]], [[0.5]]]
+    resumed.load_state_dict(credit.state_dict())
+    assert resumed.assign([group(1.0)]).advantages == [[0.25]]
+
+
 ONE_TRUNCATED = of(rollout(1.0, num_tokens=2), rollout(1.0, num_tokens=4, finish_reason="length"))
 PENALTY = [[0.0, 0.2]]
 HALVED = {"advantage": "group_center", "shaping": {"stop_properly": {"coef": 0.5}}}
