@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from covey.algorithm.intervals import SHARE, mean_interval, pass_at_k, student, wilson
+from covey.algorithm.intervals import SHARE, bounds_of, mean_interval, pass_at_k, student, wilson
 from covey.config.schema import EvaluationConfig
 from covey.engine.native.engine import NativeEngine
 from covey.loop import train
@@ -88,6 +88,11 @@ def test_wilson_intervals_are_the_published_ones() -> None:
 
 def test_a_higher_confidence_makes_a_wider_interval() -> None:
     assert wilson(5, 10, 0.99).high > wilson(5, 10, 0.95).high > wilson(5, 10, 0.5).high > 0.5
+
+
+def test_rewards_between_0_and_1_alone_have_the_bounds_of_shares() -> None:
+    assert bounds_of([0.0, 0.5, 1.0]) == (0.0, 1.0)
+    assert [bounds_of([0.5, other]) for other in (1.01, -0.01, math.nan)] == [None] * 3
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (19, 2.0930)])
