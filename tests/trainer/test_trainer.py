@@ -274,13 +274,13 @@ def test_no_two_updates_of_a_run_draw_from_one_seed() -> None:
         seeds.append(seed)
         return torch.zeros_like(inputs.mask_NT)
 
-    trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(loss="clip_cov"), updates_per_batch=2)
+    trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(loss="clip_cov"), updates_per_batch=2, seed=100)
     objective = trainer.objective
     noting = replace(objective, loss=replace(objective.loss, selector=noted))
     trainer.settings = replace(trainer.settings, objective=noting)
     for step in range(3):
         trainer.step(make(random_groups(), advantages=ADVANTAGES), step)
-    assert len(set(seeds)) == len(seeds) == 6
+    assert seeds == [*range(100, 106)], "the run's seed and the number of the update"
 
 
 def test_dropout_follows_from_seed_update_and_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
