@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
+from benchmarks.checks.architectures import save
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.models.text_part import beside_text, hear_text
@@ -15,6 +16,7 @@ from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.memory.model_shapes import shape_of
 
+from ...support.builders import same, weights
 from ...support.models.composite_models import PROCESSOR, TOWERS, composite_folder, composite_model
 
 FAST = ("gemma3", "gemma4", "smolvlm", "mistral3", "qwen3_vl", "internvl")
@@ -120,3 +122,13 @@ def test_a_template_beside_the_tokenizer_is_read(tmp_path: Path) -> None:
     policy = load_policy(ModelConfig(name=str(folder), device="cpu"))
     messages = [{"role": "user", "content": "6 * 7?"}]
     assert policy.tokenizer.apply_chat_template(messages, tokenize=False) == "user: 6 * 7?. "
+
+
+@pytest.mark.parametrize("name", ["emu3", "mllama"])
+def test_a_text_part_that_was_saved_alone_is_loaded_again(name: str, tmp_path: Path) -> None:
+    save(name, str(tmp_path / "whole"))
+    policy = load_policy(ModelConfig(name=str(tmp_path / "whole")), seed=0)
+    save_policy(policy, tmp_path / "saved")
+    again = load_policy(ModelConfig(name=str(tmp_path / "saved")), seed=0)
+    assert type(again.causal_lm) is type(policy.causal_lm)
+    assert same(weights(again), weights(policy))

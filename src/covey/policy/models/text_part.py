@@ -28,10 +28,26 @@ def auto_class(kind: str, config: "PreTrainedConfig | None" = None) -> Any:
         return AutoModelForMaskedLM
     whole: Any = AutoModelForMultimodalLM._model_mapping
     text: Any = AutoModelForCausalLM._model_mapping
+    if config is not None and type(config) not in text:
+        _register_saved_class(config)
     if config is None or type(config) not in whole or config.is_encoder_decoder:
         return AutoModelForCausalLM
     is_whole = type(config) not in text or whole[type(config)].__name__ in (config.architectures or ())
     return AutoModelForMultimodalLM if is_whole else AutoModelForCausalLM
+
+
+def _register_saved_class(config: "PreTrainedConfig") -> None:
+    """Tell transformers a text part's class, which it names for the whole alone.
+
+    So it does of Emu3 and Mllama.
+    """
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+    for name in {*(config.architectures or ())} & {*KNOWN.values()}:
+        own: Any = getattr(transformers, name)
+        if own.config_class is type(config):
+            transformers.AutoModelForCausalLM.register(type(config), own, exist_ok=True)
 
 
 def is_composite(model: "PreTrainedModel") -> bool:
