@@ -37,9 +37,9 @@ def auto_class(kind: str, config: "PreTrainedConfig | None" = None) -> Any:
 
 
 def _register_saved_class(config: "PreTrainedConfig") -> None:
-    """Tell transformers a text part's class, which it names for the whole alone.
+    """Tell transformers the class of a text part.
 
-    So it does of Emu3 and Mllama.
+    It names Emu3's and Mllama's for the whole model alone.
     """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
