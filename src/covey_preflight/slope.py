@@ -8,7 +8,7 @@ gradient's.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -112,7 +112,7 @@ def check_slope(subject: PreflightContext) -> Check:
             rounding = f"; {alike.entries:.2g} against transformers in {config.model.precision}"
     if passed and rounding:
         LOGGER.warning(ROUNDED, config.model.precision, f"{error:.2g}")
-    slope = "differences of the loss say nothing: they do not settle, or the model runs layers without gradient"
+    slope = "differences of the loss say nothing (unsettled, or layers without a gradient, or none in float64)"
     if slope_error is not None:
         slope = f"{slope_error:.2g} against differences of the loss"
     seen = f"against plain transformers over {tokens_of(groups):,} tokens"
@@ -159,7 +159,9 @@ def gradient_errors(
         if cut:
             slope = None
         elif not rounded:
-            slope = _slope(_rise(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept)), step)
+            slope = None
+            with suppress(RuntimeError):  # GPT-2's, if it casts scores, insists on float32
+                slope = _slope(_rise(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept)), step)
     errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
     return GradientErrors(_relative_error(errors), _apart(slope, expected), _apart(slope, of_plain), wanted)
 
