@@ -60,7 +60,7 @@ class PreflightCheck:
 def before_training(run: Run, record: RunRecorder) -> None:
     """Check a new run before its first step. ValueError for a failure."""
     with record.timer.phase("preflight"):
-        checks = run_checks(PreflightContext(run, run.config), record.say)
+        checks = run_checks(PreflightContext(run, run.config), record.say, after_failure=False)
     write(checks, record.folder)
     raise_on_failure(checks)
     num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)
@@ -68,8 +68,10 @@ def before_training(run: Run, record: RunRecorder) -> None:
     record.say(f"preflight: {num_passed} checks passed{others} in {duration(seconds)}{_describe_compared(checks)}")
 
 
-def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda line: None) -> list[Check]:
-    """Run all applicable checks, announcing each; ranks agree on the results."""
+def run_checks(
+    subject: PreflightContext, say: Callable[[str], None] = lambda line: None, *, after_failure: bool = True
+) -> list[Check]:
+    """Run the applicable checks, announcing each; ranks agree on the results."""
     subject = _as_computed(subject)
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
@@ -83,6 +85,8 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
                 said = f"not measured before {missing[0]} passes" if missing else ""
                 check = Check(False, said, "", name=stage.name) if missing else _run_check(stage, subject)
                 checks[stage.name] = _agree(collectives.all_gather(check))
+            if not (after_failure or checks[stage.name].passed):
+                break
     return list(checks.values())
 
 
@@ -178,6 +182,7 @@ STAGES: tuple[PreflightCheck, ...] = (
     PreflightCheck("wrong answers", check_grader, ("tokenizer",), lambda subject: not _is_masked(subject)),
     PreflightCheck("memory", check_memory, ("lengths",)),
     PreflightCheck("completions", check_completions, PASSES),
+    PreflightCheck("reward functions", check_functions, PASSES, _is_tried),
     PreflightCheck("log-probs", check_logprobs, PASSES),
     PreflightCheck("transformers", check_plain, PASSES),
     PreflightCheck("gradient", check_gradient, PASSES),
@@ -186,6 +191,5 @@ STAGES: tuple[PreflightCheck, ...] = (
     PreflightCheck("frozen models", check_frozen, concerns=_is_masked),
     PreflightCheck("KL at the start", check_kl, PASSES, _is_masked),
     PreflightCheck("rewards vary", check_rewards, PASSES, _is_masked),
-    PreflightCheck("reward functions", check_functions, PASSES, _is_tried),
 )
-"""Checks in this order: foundations of others first, and no pass that memory has no room for."""
+"""Checks in this order: foundations of others first, long ones last, and no pass that memory has no room for."""

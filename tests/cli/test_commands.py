@@ -111,7 +111,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     checks = [line for line in lines if re.match(r"preflight \d+ of 11: ", line)]
     others = [line for line in lines if line not in checks]
     assert checks[0] == "preflight 1 of 11: tokenizer"
-    assert checks[-1] == "preflight 11 of 11: reward functions"
+    assert checks[-1] == "preflight 11 of 11: true gradient"
     assert [line[: len(start)] for line, start in zip(others, beginnings, strict=False)] == list(beginnings)
     assert any(line.startswith("accuracy, %") for line in lines)
     assert any(line.startswith("completed · 2 steps · ") for line in lines)

@@ -68,6 +68,14 @@ def test_a_function_that_never_gives_a_reward_is_refused_in_its_own_words(
         assert "\n" not in line
 
 
+@pytest.mark.long
+def test_before_training_a_failure_ends_the_checks_before_the_long_ones(build: Build) -> None:
+    subject = build(judged_by(returning([0.0, 0.0, 0.0])))
+    names = [check.name for check in run_checks(subject, after_failure=False)]
+    assert names[-2:] == ["completions", "reward functions"]
+    assert [check.name for check in run_checks(subject)][: len(names) + 1] == [*names, "log-probs"]
+
+
 def found(checks: list[Check]) -> Mapping[str, Check]:
     return {check.name: check for check in checks}
 

@@ -12,6 +12,7 @@ from covey.policy.attention.base import ATTENTION
 from covey.policy.policy import Policy, inference
 from covey.rollouts.encoding import encode_prompt
 from covey.run.build import build_source, held_out_prompts, make_sampler, training_sampling
+from covey.run.build_stream import warn_of_text
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.given import RunObjects
 from covey.system.waits.signals import outside_of_loops
@@ -48,7 +49,13 @@ def set_attention(policy: Policy, name: str | None) -> None:
 def sample(
     policy: Policy, config: Config, questions: Sequence[Question], n: int, sampling: Sampling
 ) -> list[list[str]]:
-    """Return n completions of each question, decoded without special tokens."""
+    """Return n completions of each question, decoded without special tokens.
+
+    Text goes to the model as it is, messages through its chat template.
+    """
+    template = policy.tokenizer.chat_template
+    if template is not None and any(isinstance(question, str) for question in questions):
+        warn_of_text(config.model.name, template)
     prompts = [
         Prompt(f"sample-{index}", "sample", question if isinstance(question, str) else tuple(question), {})
         for index, question in enumerate(questions)

@@ -200,11 +200,16 @@ def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt
             f"model.chat_template_kwargs={model.chat_template_kwargs} needs prompts that are conversations, "
             "got text only"
         )
+    warn_of_text(model.name, template)
+
+
+def warn_of_text(name: str, template: str) -> None:
+    """Warn of text for a model that has a chat template."""
     if START_TURN not in template:  # which the templates of nano models alone have
         LOGGER.warning(
-            "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
+            "prompts that are text go to %s without its chat template; a prompt that is a list of messages "
             "(role, content) goes through it",
-            model.name,
+            name,
         )
 
 

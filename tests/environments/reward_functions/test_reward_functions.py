@@ -621,3 +621,14 @@ def test_a_function_that_cannot_be_called_says_what_its_arguments_lack() -> None
             environment(function)
     (found,) = reasons(score(environment(fails), ["x"]))
     assert str(found).startswith('reward function "fails" raised TypeError: ')
+
+
+def test_a_function_that_takes_text_for_messages_is_told_what_completions_are() -> None:
+    def of_chats(completions: list[Any], **columns: Any) -> list[float]:
+        return [float(len(chat[-1]["content"])) for chat in completions]
+
+    (found,) = reasons(score(environment(of_chats), ["x"]))
+    assert "string indices must be integers" in str(found)
+    assert str(found).endswith(
+        "completions are text where prompts are text, and messages where prompts are lists of messages"
+    )

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import covey
+from covey.api.answers import sample
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.loop import train
 from covey.policy.models.chat_template import set_template_defaults
@@ -17,7 +18,7 @@ from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.turns import observed_tokens
 from covey.run.build import build_run
 from covey.system.waits.timer import PhaseTimer
-from covey.types import Prompt
+from covey.types import Prompt, Sampling
 from tests.support.scripted import Scripted
 
 from ...support.models.saved_models import CHATML, gpt2, qwen, save_model
@@ -129,12 +130,16 @@ def test_text_for_a_chat_model_is_a_warning_in_one_line(tmp_path: Path, caplog: 
     folder = save_model(tmp_path, qwen())
     build_run(small_config(), text, PhaseTimer()).close()
     assert caplog.messages == []
-    build_run(small_config(model__name=folder), text, PhaseTimer()).close()
-    (line,) = caplog.messages
-    assert line == (
-        f"all prompts are text and go to {folder} without its chat template; "
+    config = small_config(model__name=folder)
+    run = build_run(config, text, PhaseTimer())
+    run.close()
+    sample(run.policy, config, [[{"role": "user", "content": "1+1="}]], 1, Sampling(max_tokens=1))
+    sample(run.policy, config, ["1+1="], 1, Sampling(max_tokens=1))
+    line = (
+        f"prompts that are text go to {folder} without its chat template; "
         "a prompt that is a list of messages (role, content) goes through it"
     )
+    assert caplog.messages == [line, line]
 
 
 @pytest.mark.long

@@ -33,6 +33,9 @@ HIDDEN_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on either."""
 RESERVED_COLUMNS = frozenset({"prompts", "completions", *HOOKS})
 
+OF_TEXT = ("string ind", "'str' object")
+"""Parts of Python's messages about text that was taken for a list or an object."""
+TEXTS = "; completions are text where prompts are text, and messages where prompts are lists of messages"
 LARGEST_REWARD = 3.4e38
 """Largest number of float32, the type of rewards in TRL; squares of it still fit into the float64 of statistics."""
 
@@ -207,9 +210,9 @@ class RewardCall:
         within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
         wrong = None if within or not isinstance(error, TypeError) else misfit(self.function, keywords)
         if wrong is None and _row_lacks_argument(self.function, keywords):
-            return does_not_apply(count, _describe_error(error))
+            return does_not_apply(count, _describe_error(error, keywords))
         if count == 1 or attribute(unwrap(self.function), "needs_whole_groups", False):
-            return fail_all(_describe_error(error) if wrong is None else f"cannot be called: {wrong}", count)
+            return fail_all(_describe_error(error, keywords) if wrong is None else f"cannot be called: {wrong}", count)
         return None
 
 
@@ -265,12 +268,14 @@ def named_parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parame
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _describe_error(error: BaseException) -> str:
-    """Return type, message and place in the function's code."""
+def _describe_error(error: BaseException, keywords: Mapping[str, Any]) -> str:
+    """Return type, message and place in the function's code, and a hint."""
     message = " ".join(str(error).split())[:300]
     what = f"raised {type(error).__name__}: {message}" if message else f"raised {type(error).__name__}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    return f"{what} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else what
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    is_of_text = any(part in message for part in OF_TEXT) and all(isinstance(c, str) for c in keywords["completions"])
+    return f"{what}{place}{TEXTS if is_of_text else ''}"
 
 
 def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
