@@ -349,7 +349,7 @@ def test_a_run_whose_reward_function_is_refused_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = Check(False, "none could be scored", "", name="reward functions")
-    monkeypatch.setattr(preflight, "run_checks", lambda subject, say: [failed])
+    monkeypatch.setattr(preflight, "run_checks", lambda subject, say, after_failure: [failed])
     with pytest.raises(ValueError, match="none could be scored"):
         covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO | {"preflight": {"enabled": True}})
     assert list(tmp_path.iterdir()) == []
