@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.trainer.batch import count, make_batch, make_rows, unflatten
+from covey.trainer.batch import count, count_work, make_batch, make_rows, unflatten
+from covey.trainer.layouts import usable_layout
 from covey.trainer.prepare import drop_zero_advantage_rows
 from covey.types import Batch, Group, Prompt, Reward, Rollout
 from tests.support.builders import credit_assigner
@@ -205,6 +206,24 @@ def lines_run(packing: str, num_tokens: int) -> int:
 @pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
 def test_no_line_of_python_runs_for_each_token(packing: str) -> None:
     assert 0 < lines_run(packing, 400) == lines_run(packing, 100)
+
+
+def test_given_answers_are_not_counted_as_trained_rollouts() -> None:
+    (micro,) = batch([group("a", rollout((8, 2)), rollout((9, 2)), rollout((4, 2)))], "packed").micro_batches
+    counted = count_work([micro, replace(micro, num_supervised=2), replace(micro, prompt_ids=())])
+    assert counted == {"num_rollouts_trained": 4.0, "num_micro_batches": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [
+        ("forked", ["shared", "packed", "padded"]),
+        ("rows", ["padded", "packed", "padded"]),
+        ("alone", ["packed", "packed", "packed"]),
+    ],
+)
+def test_a_layout_that_the_attention_does_not_compute_is_replaced(attention: str, expected: list[str]) -> None:
+    assert [usable_layout(packing, attention) for packing in ("shared", "packed", "padded")] == expected
 
 
 def test_rows_without_any_advantage_are_dropped_and_those_whose_turns_cancel_are_not() -> None:

@@ -1,6 +1,8 @@
 """Optimisers, what they decay, and learning-rate schedules as numbers."""
 
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +113,14 @@ def test_8_bit_adamw_without_bitsandbytes_names_the_package_to_install(monkeypat
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(ValueError, match=r"adamw8bit needs bitsandbytes: pip install 'covey\[quantization\]'"):
         build_optimizer(Small(), OptimizerConfig(name="adamw8bit"))
+
+
+def test_all_settings_reach_8_bit_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    fake = SimpleNamespace(AdamW8bit=lambda groups, **settings: given.append(settings))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", fake)  # type: ignore[arg-type]
+    build_optimizer(Small(), OptimizerConfig(name="adamw8bit", lr=0.1, betas=[0.8, 0.95], eps=1e-5))
+    assert given == [{"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-5}]
 
 
 def test_8_bit_adamw_goes_where_adamw_goes() -> None:

@@ -234,6 +234,16 @@ def test_nonfinite_losses_change_nothing_and_finally_stop_the_run_naming_the_pro
     assert same(weights(policy), before)
 
 
+@pytest.mark.parametrize(("skipped", "moves"), [(0.0, True), (1.0, False)])
+def test_a_skipped_step_moves_no_controller(skipped: float, moves: bool) -> None:
+    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.01, target_entropy=0.2, max_kl=5.0)
+    policy = make_policy("qwen2")
+    trainer = make_trainer(policy, algorithm, reference=make_reference(copied(policy), refreshed=False))
+    before = trainer.controller, trainer.entropy
+    trainer._update_controllers({"skipped": skipped, "kl_sequence_mean": 4.0, "entropy": 0.1}, 8, 0)
+    assert [now != then for now, then in zip((trainer.controller, trainer.entropy), before, strict=True)] == [moves] * 2
+
+
 def test_a_good_step_resets_the_count_and_an_empty_step_does_not() -> None:
     trainer = make_trainer(make_policy("qwen2"), AlgorithmConfig(), replace(ADAMW, max_nonfinite_steps=2))
     good, bad = make(random_groups(), advantages=ADVANTAGES), poisoned("inf advantage")
