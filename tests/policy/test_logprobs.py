@@ -2,14 +2,18 @@
 
 import copy
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from covey.policy.logprobs import Scoring, allowed_tokens, exact_kl, score_tokens
+from covey.algorithm.kl import full_kl
+from covey.policy.logprobs import AllowedTokens, Compared, Scoring, allowed_tokens, exact_kl, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
@@ -98,6 +102,34 @@ def test_kept_entries_give_the_same_log_probs_as_the_filters_on_the_same_weights
         )
     assert int(kept.count_L.min()) >= 1
     assert int(kept.count_L.max()) < 40
+
+
+def test_kept_entries_of_some_loss_tokens_are_theirs_alone() -> None:
+    found = AllowedTokens(torch.tensor([4, 7, 1, 9]), torch.tensor([1, 2, 1])).where(torch.tensor([False, True, True]))
+    assert (found.entry_K.tolist(), found.count_L.tolist()) == ([7, 1, 9], [2, 1])
+
+
+class Plain:
+    """A frozen model whose head inputs are its logits."""
+
+    @contextmanager
+    def active(self) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(head_is_linear=False)
+
+
+def test_the_rate_is_the_second_models_share_of_the_logits() -> None:
+    rows = [torch.tensor([[0.0, 8.0]]), torch.tensor([[4.0, 0.0]])]
+    mixed = Compared(full_kl, (Plain(), Plain()), rate=0.25)  # type: ignore[arg-type]
+    for temperature, expected in ((None, [0.5, 3.0]), (0.5, [2.0, 12.0])):
+        assert replace(mixed, temperature=temperature).logits(rows, Sampling(temperature=2.0)).tolist() == [expected]
+
+
+def test_an_entropy_that_is_only_logged_has_no_gradient() -> None:
+    policy, sampling = make_policy("qwen2"), Sampling(top_p=0.9)
+    (micro,) = make(random_groups(), "shared").micro_batches
+    for wanted in (False, True):
+        found = score_tokens(policy, micro, Scoring(sampling, 0, entropy_gradient=wanted))
+        assert (found.logprob_L.requires_grad, found.entropy_L.requires_grad) == (True, wanted)
 
 
 def test_gradients_repeat_bit_for_bit_with_several_threads() -> None:
