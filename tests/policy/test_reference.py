@@ -116,6 +116,13 @@ def test_the_reference_of_pretrained_adapters_is_their_policy_not_the_base(
     assert not torch.equal(probe_logits(policy), start)
 
 
+@pytest.mark.parametrize(("refreshed", "expected"), [(False, None), (True, "reference")])
+def test_only_adapters_that_add_nothing_and_stay_need_no_second_one(refreshed: bool, expected: str | None) -> None:
+    policy = adapted()
+    assert make_reference(policy, refreshed=refreshed).adapter == expected
+    assert make_reference(trained(adapted()), refreshed=refreshed).adapter == "reference"
+
+
 @pytest.mark.long
 def test_under_lora_the_reference_is_the_same_model_with_the_adapter_off() -> None:
     policy = adapted()

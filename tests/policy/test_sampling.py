@@ -62,6 +62,14 @@ def test_row_keys_are_signed_64_bit_and_differ_for_all_seeds_and_indices() -> No
     assert torch.tensor(sorted(keys)).dtype == torch.int64
 
 
+def test_the_keys_of_seed_0_are_the_first_outputs_of_splitmix64() -> None:
+    assert [row_key(0, index) for index in range(3)] == [
+        0xE220A8397B1DCDAF - 2**64,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
+
+
 def test_without_filters_nothing_is_masked_or_sorted() -> None:
     assert kept_mask(LOGITS) is None
     assert kept_mask(LOGITS, 0.5, top_k=5) is None
@@ -86,6 +94,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
     assert kept(top_p=0.69) == [1, 3]
     assert kept(top_p=0.71) == [0, 1, 3]
     assert kept(top_p=0.99) == [0, 1, 2, 3, 4]
+    assert kept(top_k=99, top_p=0.69) == [1, 3], "a vocabulary may be shorter than top-k"
 
 
 def test_top_p_keeps_one_token_at_least_and_no_surplus_ties() -> None:
@@ -106,6 +115,8 @@ def test_with_top_k_no_draw_sorts_the_vocabulary(monkeypatch: pytest.MonkeyPatch
 def test_min_p_is_relative_to_the_most_likely_token() -> None:
     assert kept(min_p=0.3) == [0, 1, 3]
     assert kept(min_p=0.9) == [1]
+    assert kept(top_k=4, min_p=0.3) == kept(top_p=0.96, min_p=0.3) == [0, 1, 3]
+    assert kept(top_k=2, min_p=0.1) == [1, 3]
 
 
 def test_filters_apply_in_order_to_the_tempered_distribution() -> None:
@@ -165,6 +176,15 @@ def test_a_token_of_probability_zero_is_never_drawn(num_tokens: int) -> None:
         token, logprob = draw(logits.log_softmax(-1), uniform.expand(4))
         assert logprob.isfinite().all()
         assert token[1] == 1
+
+
+def test_a_sum_that_is_not_monotone_to_the_last_bit_draws_no_token_of_probability_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    summed = torch.tensor([[0.5, 0.500001, 1.0]], dtype=torch.float64)
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *given, **how: summed)
+    token, _ = draw(torch.tensor([[0.5, 0.0, 0.5]]).log(), torch.tensor([0.5000005], dtype=torch.float64))
+    assert token.tolist() == [2]
 
 
 @pytest.mark.long
