@@ -63,6 +63,7 @@ def test_a_lora_target_that_is_not_there_is_one_line_that_says_so() -> None:
     ("targets", "unfit"),
     [
         (["q_proj", "v_porj"], "v_porj"),
+        (["q_proj", "proj", "r.q_proj"], "proj,r.q_proj"),
         (["all-linear", "q_proj"], "all-linear"),
         (["q_proj", "embed_tokens"], "embed_tokens"),
         (["input_layernorm", "mlp"], "input_layernorm,mlp"),

@@ -103,7 +103,7 @@ def test_layers_that_hold_weights_turned_are_plain_in_the_same_way(bits: int, tm
     policy = load_policy(settings, seed=0)
     with torch.no_grad():
         for key, weight in policy.model.named_parameters():
-            if "lora_B" in key:
+            if "lora_B" in key or key.endswith(".bias"):
                 weight.copy_(0.05 * normal(*weight.shape))
     ids = list(range(5, 21))
     logits_TV = policy.logits(torch.tensor([ids]), torch.arange(16)[None], DENSE)

@@ -16,6 +16,7 @@ from covey.policy.models.reference_model import (
     load_reference_model,
     model_hash,
     reference_in_memory,
+    settings_of_reference,
     vocabulary_of,
 )
 from covey.policy.policy import Policy
@@ -121,6 +122,23 @@ def test_the_model_that_is_trained_is_no_reference_of_its_own() -> None:
     policy = nano()
     with pytest.raises(ValueError, match=r"^reference is the very model that is trained"):
         reference_in_memory(policy.model, ModelConfig(), policy)
+
+
+def test_a_named_reference_has_the_policys_settings_but_those_of_training() -> None:
+    model = ModelConfig(name="own", lora_rank=4, load_in_8bit=True, gradient_checkpointing=True, revision="a")
+    expected = ModelConfig(name="other", lora_rank=4, load_in_8bit=True, revision="b", gradient_checkpointing=False)
+    assert settings_of_reference(model, "other", "b") == expected
+
+
+def test_a_fingerprint_tells_files_by_name_and_weights_by_adapters_that_add_something(tmp_path: Path) -> None:
+    for folder, names in (("first", "ab"), ("again", "ab"), ("other", "ac")):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / f"{name}.safetensors").write_bytes(b"12")
+    first, again, other = (model_hash(str(tmp_path / name), None) for name in ("first", "again", "other"))
+    assert first == again != other
+    fresh = [model_hash("", None, nano(lora_rank=2, seed=7).model) for _ in range(2)]
+    assert fresh[0] == fresh[1] != model_hash("", None, stirred(nano(lora_rank=2, seed=7)).model)
 
 
 @pytest.mark.long
