@@ -166,7 +166,7 @@ def passes_of(policy: Policy, call: Any) -> list[tuple[int, ...]]:
 
 def test_one_pass_over_each_input_serves_all_fills_of_all_calls() -> None:
     policy = make_masked_policy("bert")
-    engine = FillEngine(policy, 64)
+    engine = FillEngine(policy, 8 * len(INPUTS))
     shapes = passes_of(policy, lambda: sampled(engine, INPUTS, DOCUMENT, n=8))
     assert shapes == [(1, sum(map(len, INPUTS)))]
     assert engine.take_stats().sampled_tokens == 8 * (2 + 4 + 1 + 1)

@@ -1,9 +1,11 @@
 """The cache: two rectangles within one budget."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape, LayerShape
+from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape, HeldShape, LayerShape
 from covey.engine.native.rows import SamplingRequest
 from covey.types import Sampling
 
@@ -84,6 +86,23 @@ def test_bytes_stay_within_the_budget_while_one_block_shrinks_and_the_other_grow
         assert cache.num_bytes <= max_slots * SLOT_BYTES
     assert (cache.prompts.num_holders, cache.rows.num_holders) == (1, 9)
     assert cache.peak_bytes <= max_slots * (SLOT_BYTES + 4 * 8)
+
+
+def test_a_kept_session_counts_the_slots_of_its_state_too() -> None:
+    held = HeldShape(place=0, is_input=False, size=(30,), dtype=torch.float32)
+    shape = replace(SHAPE, held=(held,))  # 120 bytes, at 112 a slot
+    request = SamplingRequest((1,), 2, Sampling(max_tokens=8), frozenset(), str, version=0)
+    first, second = request.new_row(0), request.new_row(1)
+    cache = Cache(shape, max_slots=100)
+    cache.fit(CacheNeed(num_groups=1, longest_prompt=4, num_rows=2, longest_row=8, reserved=8))
+    counts = []
+    for row, length in ((first, 3), (second, 2)):
+        cache.keep(row, slot=0, first=0, length=length)
+        counts.append(cache.kept_slots)
+    cache.keep_only([second])
+    counts.append(cache.kept_slots)
+    cache.put_back(second, slot=0, first=0)
+    assert [shape.state_slots, *counts, cache.kept_slots] == [2, 5, 9, 4, 0]
 
 
 def test_what_sessions_keep_counts_until_it_is_put_back_or_let_go_of() -> None:

@@ -185,6 +185,21 @@ def test_completions_of_prompts_unused_for_longest_are_forgotten() -> None:
     assert guess(memory.contexts((5, 6)), [0, 0, 5, 6], 0.5)[0] == 31
 
 
+def test_the_tokens_of_forgotten_texts_make_room_for_as_many() -> None:
+    memory = Memory(most=4)
+    for prompt_ids, text in (((1, 2), [11, 12, 13]), ((3, 4), [21, 22, 23]), ((5, 6), [31])):
+        memory.keep(prompt_ids, text, [0.0] * len(text))
+    assert [guess(memory.contexts((n, n + 1)), [n, n + 1], 0.5)[0] for n in (1, 3, 5)] == [-1, 21, 31]
+
+
+def test_a_greedy_row_is_guessed_by_the_middle_of_the_distribution() -> None:
+    greedy = SamplingRequest((1, 2), 1, Sampling(temperature=0.0), frozenset(), str, 0).row(0)
+    rows = [row_of([4]), greedy]
+    drawn, fixed = Drafter().begin(rows, RowDraws.of(rows), 3).tensors["uniforms"].tolist()
+    assert fixed == [0.5, 0.5, 0.5]
+    assert len({0.5, *drawn}) == 4
+
+
 def row_of(token_ids: Sequence[int], max_tokens: int = 40, stop_ids: frozenset[int] = frozenset()) -> DecodeRow:
     """Return a row that has written something, for which every token is as sure as can be."""
     request = SamplingRequest((1, 2, 3), 1, Sampling(max_tokens=max_tokens), stop_ids, lambda _: "", 0)

@@ -19,7 +19,7 @@ from covey.engine.native.layouts import PrefillLayout
 from covey.engine.native.own_weights import ALONE, OwnWeightsEngine
 from covey.engine.native.rows import SamplingRequest
 from covey.engine.native.runner import Runner, encode
-from covey.engine.weights import make_weight_set, probe_logprobs, trained_tensors
+from covey.engine.weights import defect, make_weight_set, probe_logprobs, trained_tensors
 from covey.policy.policy import Policy
 from covey.types import Completion, Sampling
 
@@ -341,6 +341,15 @@ def test_a_processor_on_which_companions_change_a_bit_encodes_each_prompt_alone(
     assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill > ALONE
     monkeypatch.setattr("covey.engine.native.own_weights.encode", rounded_otherwise)
     assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill == ALONE
+
+
+def test_weights_of_the_version_that_is_sampled_on_may_come_again_and_older_ones_not() -> None:
+    weights = make_weight_set(tiny_policy("llama"), 3)
+    assert [defect(weights, version) for version in (2, 3, 4)] == [
+        "",
+        "",
+        "it is older than version 4, which is sampled on",
+    ]
 
 
 def test_a_digest_tells_every_change_of_names_types_shapes_and_bytes() -> None:
