@@ -188,6 +188,27 @@ def test_a_cancelled_request_gives_its_slots_back() -> None:
     assert [row.sample_index for row in made.admit().rows] == [1, 2]
 
 
+def test_unfinished_requests_are_in_the_order_of_arrival_whatever_slots_they_have() -> None:
+    made, asked = scheduler(max_rows=6), [request() for _ in range(4)]
+    for each in asked:
+        made.submit(each)
+    made.admit()
+    made.cancel(asked[0])
+    made.depart()
+    assert made.groups == [asked[2], asked[1]]
+    assert made.requests == asked[1:]
+
+
+def test_a_row_that_finished_is_not_cancelled_again() -> None:
+    made, asked = scheduler(), request(n=2)
+    made.submit(asked)
+    made.admit()
+    finish(made, made.rows[:1])
+    made.cancel(asked)
+    assert asked.num_running == 0
+    assert made.depart().requests == (asked,)
+
+
 def test_cancelling_what_waits_or_is_half_in_leaves_no_work() -> None:
     made, half_in, waits = scheduler(max_rows=1), request(n=5), request()
     made.submit(half_in)
