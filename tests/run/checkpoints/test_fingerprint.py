@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.base import Environment, Split
-from covey.run.checkpoints.fingerprint import of_prompts, prompt_hash
+from covey.run.checkpoints.fingerprint import of_prompts, prompt_hash, run_identity
 from covey.types import Failure, Prompt, Reward
 
 ONE = Prompt("a", "sums", "1+1=", {"answer": 2, "tests": [(1, b"x"), None], "more": {"x": 1, "y": 0.5}})
@@ -60,6 +60,22 @@ def test_a_prompt_that_differs_in_anything_is_another() -> None:
 def test_the_hash_of_all_prompts_is_about_each_of_either_split_and_their_order() -> None:
     b = OTHERS[1]
     made = [Listed(train=[ONE, b]), Listed(train=[b, ONE]), Listed(test=[ONE, b]), Listed(train=[ONE], test=[b])]
+    made += [Listed(train=[ONE]), Listed(test=[b, ONE])]
     made += [Listed(train=[other], test=[ONE]) for other in OTHERS]
     assert len({prompt_hash(each) for each in made}) == len(made)
     assert prompt_hash(Listed(train=[ONE, b])) == prompt_hash(made[0])
+
+
+def test_only_settings_that_change_no_number_leave_a_runs_identity_alone() -> None:
+    usual = run_identity("ab", {"seed": 1, "sampling": {"top_p": 1.0}, "timeouts": {"step": 5}})
+    beside = {
+        name: "x" for name in ("resume", "resume_changes", "trust_run", "output", "timeouts", "devices", "doctor")
+    }
+    assert run_identity("ab", {"sampling": {"top_p": 1.0}, "seed": 1, **beside}) == usual
+    for prompts, changed in (
+        ("ac", {}),
+        ("ab", {"seed": 2}),
+        ("ab", {"sampling": {"top_p": 0.9}}),
+        ("ab", {"more": 1}),
+    ):
+        assert run_identity(prompts, {"seed": 1, "sampling": {"top_p": 1.0}, **changed}) != usual

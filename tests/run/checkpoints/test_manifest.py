@@ -153,6 +153,18 @@ def test_a_file_that_was_blown_up_is_found_without_being_read(tmp_path: Path) ->
     assert problem(folder) == "state.pt is not what was written"
 
 
+def test_a_changed_byte_a_missing_and_a_further_file_are_damage(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 2)
+    (folder / "state.pt").write_bytes(b"state of step 3")
+    assert problem(folder) == "state.pt is not what was written"
+    (folder / "state.pt").write_bytes(b"state of step 2")
+    assert problem(folder) is None
+    (folder / "more").touch()
+    assert problem(folder) == "files ['more'] are missing or too many"
+    (folder / "state.pt").unlink()
+    assert problem(folder) == "files ['more', 'state.pt'] are missing or too many"
+
+
 def test_checkpoints_are_ordered_by_their_step_however_long_it_is(tmp_path: Path) -> None:
     found = [checkpoint(tmp_path, step) for step in (999_999, 1_000_000, 2)]
     for name in ("step-00003", "step-abcdef", "step-0000004", "step-000005.tmp-x"):
