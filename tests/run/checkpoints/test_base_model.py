@@ -94,6 +94,7 @@ def test_a_warmed_base_model_outlives_the_cache_that_it_was_taken_from(tmp_path:
     (cache / COLD_START_REPORT).write_text("{}")
     policy = trained(load_policy(ModelConfig(name=str(cache), lora_rank=4), seed=0))
     name = str(saved(policy, tmp_path / "run"))
+    assert not (tmp_path / "run" / "base" / COLD_START_REPORT).exists()
     shutil.rmtree(cache)
     assert same(weights(load_policy(ModelConfig(name=name, lora_rank=4), seed=0)), weights(policy))
 

@@ -68,9 +68,7 @@ def test_the_hash_of_all_prompts_is_about_each_of_either_split_and_their_order()
 
 def test_only_settings_that_change_no_number_leave_a_runs_identity_alone() -> None:
     usual = run_identity("ab", {"seed": 1, "sampling": {"top_p": 1.0}, "timeouts": {"step": 5}})
-    beside = {
-        name: "x" for name in ("resume", "resume_changes", "trust_run", "output", "timeouts", "devices", "doctor")
-    }
+    beside = dict.fromkeys(("resume", "resume_changes", "trust_run", "output", "timeouts", "devices", "doctor"), "x")
     assert run_identity("ab", {"sampling": {"top_p": 1.0}, "seed": 1, **beside}) == usual
     for prompts, changed in (
         ("ac", {}),

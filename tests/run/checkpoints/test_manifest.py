@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, newest_valid, problem, prune_checkpoints
-from covey.run.checkpoints.manifest import MANIFEST, MAX_BYTES, Digests, file_digests, read_manifest, render, step_of
+from covey.run.checkpoints.manifest import (
+    MANIFEST,
+    MAX_BYTES,
+    Digests,
+    file_digests,
+    read_manifest,
+    render,
+    seal_text,
+    step_of,
+)
 
 FACTS: dict[str, Any] = {"versions": {"torch": "2.13.0"}, "num_ranks": 2, "prompts": "ab" * 32, "score": 0.625}
 
@@ -163,6 +172,13 @@ def test_a_changed_byte_a_missing_and_a_further_file_are_damage(tmp_path: Path) 
     assert problem(folder) == "files ['more'] are missing or too many"
     (folder / "state.pt").unlink()
     assert problem(folder) == "files ['more', 'state.pt'] are missing or too many"
+
+
+@pytest.mark.parametrize(("fields", "said"), [({}, "None"), ({"format": 1}, "1"), ({"format": 3}, "3")])
+def test_a_whole_manifest_of_another_format_is_refused(fields: dict[str, int], said: str, tmp_path: Path) -> None:
+    (tmp_path / "step-000002").mkdir()
+    (tmp_path / "step-000002" / MANIFEST).write_text(seal_text({**fields, "step": 2, "files": {}}))
+    assert problem(tmp_path / "step-000002") == f"manifest.json: format {said}, this covey reads 2"
 
 
 def test_checkpoints_are_ordered_by_their_step_however_long_it_is(tmp_path: Path) -> None:

@@ -12,17 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from covey.cli.main import main
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.loop import train
+from covey.run import trust
+from covey.run.checkpoints.checkpoint import SETTINGS
 from covey.run.checkpoints.manifest import MANIFEST, render
-from covey.run.checkpoints.resume import check_same_prompts, check_unfinished, truncate_jsonl
+from covey.run.checkpoints.resume import (
+    changed_facts,
+    check_same_prompts,
+    check_same_reference,
+    check_same_run,
+    check_unfinished,
+    is_journalled,
+    log_setting_changes,
+    truncate_jsonl,
+)
 from covey.run.checkpoints.saved_settings import find_run, settings_of
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import StepResult
+from covey.run.versions import versions
 from covey_report.logs.read import read_run
 from covey_report.page.content import verdict
 
@@ -291,6 +304,58 @@ def test_prompts_are_compared_with_those_that_the_run_had_last(tmp_path: Path) -
     check_same_prompts(Config(), tmp_path, tmp_path, "last")
     with pytest.raises(ValueError, match=r"are not those that .* was trained on"):
         check_same_prompts(Config(), tmp_path, tmp_path, "first")
+
+
+def with_facts(folder: Path, **facts: Any) -> Path:
+    """A checkpoint as far as its manifest goes."""
+    (folder / "step-000002").mkdir(parents=True, exist_ok=True)
+    (folder / "step-000002" / MANIFEST).write_text(render(2, facts, {}))
+    return folder / "step-000002"
+
+
+def test_another_reference_is_refused_where_both_are_known(tmp_path: Path) -> None:
+    for then, now in (("", "b"), ("a", ""), ("a", "a")):
+        check_same_reference(Config(), with_facts(tmp_path, reference=then), now)
+    with pytest.raises(ValueError, match=r"^the reference of this run was a, and changed settings would make it b"):
+        check_same_reference(Config(), with_facts(tmp_path, reference="a"), "b")
+
+
+def test_another_number_of_threads_or_processes_is_told(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    checkpoint = with_facts(tmp_path, versions=versions(), num_ranks=3, num_threads=threads + 1)
+    told = ["processes was 3 and is 1", f"threads was {threads + 1} and is {threads}"]
+    assert changed_facts(checkpoint, {}) == told
+    assert changed_facts(with_facts(tmp_path, versions=versions(), num_ranks=1, num_threads=threads), {}) == []
+
+
+def test_a_checkpoint_with_a_setting_that_the_run_was_given_later_is_its_own() -> None:
+    run = begun("run", "covey train")
+    checkpoint = with_facts(run / "checkpoints")
+    (checkpoint / SETTINGS).write_text(to_yaml(Config(seed=4)))
+    for to, refusal in ((3, pytest.raises(ValueError, match="was saved with seed=4 and is of")), (4, nullcontext())):
+        line = {"after_step": 1, "changes": {"seed": {"from": 0, "to": to}}}
+        (run / "changes.jsonl").write_text(json.dumps(line) + "\n")
+        with refusal:
+            check_same_run(Config(), run, checkpoint)
+
+
+def test_a_run_begins_again_with_its_journal_only_with_its_own_settings() -> None:
+    run = begun("run", "covey train")
+    assert not is_journalled(Config(), run)
+    (run / "journal").mkdir()
+    (run / "journal" / "step-000000.0.log").touch()
+    assert is_journalled(Config(), run)
+    assert not is_journalled(Config(seed=4), run)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_change_of_settings_seals_no_folder_of_somebody_else(own: bool) -> None:
+    run = begun("run", "covey train")
+    if own:
+        trust.seal(run)
+    log_setting_changes(Config(seed=4), run, with_facts(run / "checkpoints"), "")
+    assert rows(run / "changes.jsonl")[0]["changes"] == {"seed": {"from": 0, "to": 4}}
+    assert trust.is_own(run) == own
 
 
 # ------------------------------------------------------------------------------------------------ from a program
