@@ -1,9 +1,11 @@
+"""The terms of a teacher, in numbers."""
+
 import torch
 
 from covey.algorithm.teacher.terms import Taught, advantage
 
 
-def test_later_gaps_fade_by_their_distance_in_the_text_and_not_at_a_branchs_begin() -> None:
+def test_later_gaps_fade_by_their_distance_but_not_into_a_branch() -> None:
     gaps_NT = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]], dtype=torch.float64)
     teacher_NT, mask_NT = torch.zeros_like(gaps_NT), torch.ones_like(gaps_NT).bool()
     places_NT = torch.tensor([[3, 4, 6], [7, 9, 5]])  # the last token of the second begins a branch

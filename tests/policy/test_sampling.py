@@ -178,7 +178,7 @@ def test_a_token_of_probability_zero_is_never_drawn(num_tokens: int) -> None:
         assert token[1] == 1
 
 
-def test_a_sum_that_is_not_monotone_to_the_last_bit_draws_no_token_of_probability_zero(
+def test_sums_that_are_not_monotone_draw_no_token_of_probability_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     summed = torch.tensor([[0.5, 0.500001, 1.0]], dtype=torch.float64)

@@ -343,7 +343,7 @@ def test_a_processor_on_which_companions_change_a_bit_encodes_each_prompt_alone(
     assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill == ALONE
 
 
-def test_weights_of_the_version_that_is_sampled_on_may_come_again_and_older_ones_not() -> None:
+def test_the_version_that_is_sampled_on_may_come_again_and_older_ones_not() -> None:
     weights = make_weight_set(tiny_policy("llama"), 3)
     assert [defect(weights, version) for version in (2, 3, 4)] == [
         "",

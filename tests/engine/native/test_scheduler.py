@@ -188,7 +188,7 @@ def test_a_cancelled_request_gives_its_slots_back() -> None:
     assert [row.sample_index for row in made.admit().rows] == [1, 2]
 
 
-def test_unfinished_requests_are_in_the_order_of_arrival_whatever_slots_they_have() -> None:
+def test_unfinished_requests_are_in_the_order_of_arrival_in_any_slots() -> None:
     made, asked = scheduler(max_rows=6), [request() for _ in range(4)]
     for each in asked:
         made.submit(each)

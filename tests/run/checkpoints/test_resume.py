@@ -349,7 +349,7 @@ def test_a_run_begins_again_with_its_journal_only_with_its_own_settings() -> Non
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_change_of_settings_seals_no_folder_of_somebody_else(own: bool) -> None:
+def test_a_change_of_settings_seals_no_folder_of_another_user(own: bool) -> None:
     run = begun("run", "covey train")
     if own:
         trust.seal(run)
