@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from covey.run.build import Run, build_environment, build_run
 from covey.run.stages import doubts, opening, size_of
 from covey.system.text.format import count
 from covey.system.waits.timer import PhaseTimer
+from covey_tasks.code.settings import CodeConfig
 
 from ..support.builders import nano
 from ..support.small import scripted, small_config, use
@@ -34,6 +36,8 @@ def test_it_says_what_is_trained_on_what_and_for_how_long(monkeypatch: pytest.Mo
         assert not list(doubts(run))
     with begun(monkeypatch, num_steps=3) as run:
         assert opening(run).endswith("3 steps: 1 pass over the prompts")
+        run = replace(run, config=replace(run.config, environment=CodeConfig()))
+        assert "; 6 prompts made up (data.path=null) to train on, 3 held out " in opening(run)
 
 
 def test_adapters_are_the_only_weights_that_train() -> None:

@@ -295,9 +295,12 @@ def opening(run: Run) -> str:
     if isinstance(run.source.stream, PromptStream):  # another order has no passes
         passes = f"{config.num_steps * config.groups_per_step / prompts:.3g}"
         steps += f": {passes} pass{'' if passes == '1' else 'es'} over the prompts"
+    # Rows that one forgot to name are no error there
+    is_made_up = config.environment.reads_rows == "maybe" and config.data.path is None
+    made_up = " made up (data.path=null)" if is_made_up and config.environment.name != "mixture" else ""
     return (
         f"{config.model.name}: {size_of(run.policy)}; "
-        f"{prompts:,} prompts to train on, {held_out}; "
+        f"{prompts:,} prompts{made_up} to train on, {held_out}; "
         f"{config.groups_per_step:,} x {config.group_size:,} completions a step, {steps}"
     )
 
