@@ -19,6 +19,7 @@ from covey.api.training import run_request
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split
 from covey.environments.reward_functions.build import no_reward
+from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.rows import PromptFormat
 from covey.environments.reward_functions.specs import load_reward
@@ -173,7 +174,8 @@ class GRPOTrainer:
         model, tokenizer = self._given
         self.__dict__.pop("_untrained", None)  # its memory is that of the policy
         compared = Arguments(reference=self._reference).compared_in_memory
-        given = RunObjects(model, tokenizer, self._make_environment, compared)
+        own = {f"rewards {name_of(one)}": one for one in self.reward_funcs if callable(one)}
+        given = RunObjects(model, tokenizer, self._make_environment, compared, own)
         with named_in_errors():
             self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
         self.state.global_step = len(self._result.rows) * self.args.steps_per_batch

@@ -273,7 +273,11 @@ def _run_objects(asked: Arguments) -> RunObjects:
     unnamed = asked.unnamed_rewards + asked.unnamed_tools
     has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
     environment = make_environment if has_objects else None
-    return RunObjects(model, tokenizer, environment, compared=asked.compared_in_memory)
+    parts = [("rewards", one) for one in asked.reward_list if callable(one)]
+    parts += [("environment.tools", one) for one in asked.tool_list]
+    own: dict[str, Any] = {f"{key} {name_of(one)}": one for key, one in parts if objects.importable_name(one) is None}
+    own |= {} if asked.environment is None else {f"environment {type(asked.environment).__name__}": asked.environment}
+    return RunObjects(model, tokenizer, environment, compared=asked.compared_in_memory, code=own)
 
 
 def _check_places(config: Config, given: RunObjects) -> None:

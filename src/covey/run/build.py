@@ -1,8 +1,8 @@
 """Build a run's parts from settings; all else takes plain parameters."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -87,6 +87,8 @@ class Run:
     """Processes of the reference and of the judge, where they have some."""
     reference_identity: str = ""
     """Tells the reference from others: a resumed run must have it again."""
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Hashes of the user's code by file, the model's under "model", others under setting and name."""
 
     @cached_property
     def is_held_out(self) -> bool:

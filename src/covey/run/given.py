@@ -1,8 +1,9 @@
 """A program's objects in place of settings."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,8 @@ class RunObjects:
     """Makes the environment, each time that one is needed; None builds that of `environment.name`."""
     compared: FrozenModels = NO_MODELS
     """Models that `algorithm.reference_model` and `algorithm.teacher` stand for; copies of them are frozen."""
+    code: Mapping[str, Any] = field(default_factory=dict)
+    """Its functions and environment that no module has, by setting and name."""
     callbacks: Sequence[Callback] = ()
     built: Callable[[Run, RunRecorder], None] = lambda run, record: None
     """Called on every process with the parts of the run, once they are wired."""

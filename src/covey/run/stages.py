@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.kernels.gpu.liger import LIGER
 from covey.policy.kernels.layers import compiled_class
 from covey.policy.models.adapters import BASE
-from covey.policy.models.made import code_hashes
 from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
@@ -39,6 +38,7 @@ from covey.run.checkpoints.resume import changed_facts, check_same_reference, cu
 from covey.run.evaluate import answer, noise
 from covey.run.folder import JOURNAL
 from covey.run.given import NO_OBJECTS, RunObjects
+from covey.run.records.facts import changed_code, code_of
 from covey.run.records.record import RunRecorder
 from covey.run.records.waits import make_watchdog
 from covey.run.state import checkpoint_state, restore
@@ -143,6 +143,7 @@ def load_run(
     """Load the model, and build the run around it. `prompts` is the fingerprint that checkpoints carry."""
     with record.watchdog.deadline(f"the model {began or config.model.name} to be loaded", "timeouts.loading"):
         run = build_run(config, environment, record.timer, given.policy(config), given.compared, began)
+    run = replace(run, code=code_of(run, given.code))  # before a file of it changes
     record.begin(run, prompts)
     facts_of(environment)  # refused here, and not at the first checkpoint
     return run
@@ -190,8 +191,13 @@ def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
     run.source.follow(step, run.config.num_steps)  # before anything is sampled
     run.source.publish(step)
     record.say(f"resumed after step {step} from {checkpoint}")
-    for change in changed_facts(checkpoint, code_hashes(run.policy.causal_lm)):
+    for change in changed_facts(checkpoint, run.code.get("model", {})):
         LOGGER.warning("%s: the run is no longer bit-for-bit reproducible", change)
+    for name, files in changed_code(read_manifest(checkpoint).get("user_code"), run.code).items():
+        LOGGER.warning(
+            "%s is not the one that step %d was saved with (%s changed): %s before and after it are not comparable",
+            *(name, step, ", ".join(files), "rewards" if name.startswith(("rewards", "environment")) else "steps"),
+        )
     return step
 
 

@@ -3,16 +3,21 @@
 Errors name the setting, the function and its place in the file.
 """
 
+import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor
 
-from covey.system.lookup import check_options, describe, is_out_of_memory, resolve
+from covey.system.lookup import attribute, check_options, describe, is_foreign, is_out_of_memory, resolve
 
 Metrics = dict[str, Any]
 """Metrics that a custom advantage or loss may return beside its tensor, by name."""
@@ -135,3 +140,53 @@ def split_metrics(found: Any) -> tuple[Any, Metrics]:
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
         return found[0], dict(found[1])
     return found, {}
+
+
+def source_hashes(parts: Iterable[Any], modules: Iterable[str] = ()) -> dict[str, str]:
+    """Return hashes of the user's code behind functions and classes, by file.
+
+    {} where all of it is of installed packages. Files, also of `modules`, are followed through their imports; of a
+    program or a notebook the parts count, by name, and what its functions use of it.
+    """
+    texts: dict[str, set[str]] = {}
+    names, seen, waiting = set(modules), set[int](), list(parts)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, partial):
+            waiting += [part.func, *filter(callable, part.args)]
+            continue
+        part = attribute(part, "__func__", part)
+        part = part if isinstance(part, FunctionType | type | ModuleType) else type(part)
+        home = _home(part)
+        if home != "__main__" or id(part) in seen:
+            names |= {home or ""}
+            continue
+        seen.add(id(part))
+        with suppress(OSError, TypeError):  # typed at a prompt
+            texts.setdefault(attribute(part, "__qualname__", ""), set()).add(inspect.getsource(part))
+        if isinstance(part, FunctionType):
+            used = (part.__globals__.get(name) for name in part.__code__.co_names)
+            waiting += [one for one in used if isinstance(one, FunctionType | type | ModuleType)]
+    for file in _files(names):
+        with suppress(OSError):  # removed since it was imported
+            texts.setdefault(file.name, set()).add(file.read_text(encoding="utf-8", errors="replace"))
+    joined = {name: "\0".join(sorted(own)).encode() for name, own in sorted(texts.items())}
+    return {name: hashlib.sha256(text).hexdigest()[:12] for name, text in joined.items()}
+
+
+def _files(names: set[str]) -> Iterator[Path]:
+    """Yield the user's files of modules and their imports."""
+    waiting, seen = set(names), {"__main__"}
+    while waiting:
+        seen.add(name := waiting.pop())
+        module = sys.modules.get(name)
+        file = None if module is None else vars(module).get("__file__")
+        if module is None or not str(file).endswith(".py") or is_foreign(str(file)):
+            continue
+        yield Path(str(file))
+        waiting |= {found for value in list(vars(module).values()) if (found := _home(value)) is not None} - seen
+
+
+def _home(value: Any) -> str | None:
+    found = value.__name__ if isinstance(value, ModuleType) else attribute(value, "__module__")
+    return found if isinstance(found, str) else None

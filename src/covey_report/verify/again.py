@@ -33,7 +33,7 @@ from covey_report.runs.local_ranks import run_on_ranks
 from covey_report.runs.replay import replay
 from covey_report.verify.differences import Difference, StepRows, bits_of, compare_step, tensors_differ
 from covey_report.verify.plan import Leg, StepRange
-from covey_report.verify.proof import machine, split, total, unpack, weight_checks, weights_of
+from covey_report.verify.proof import OWN_CODE, machine, split, total, unpack, weight_checks, weights_of
 
 COMPARED = (METRICS, ROLLOUTS, EVALUATIONS, VERDICTS)
 STATE_PARTS = ("step", "trainer", "source", "credit")
@@ -144,7 +144,7 @@ class Again:
     def of(cls, run: Run, record: RunRecorder, past: Path, *, is_replayed: bool = False) -> "Again":
         """Return a run beside its records, with nothing compared yet."""
         names = [name for name, _ in weights_of(run.policy, trained=True)]
-        outcome = Recomputed(machine=machine(run.policy))
+        outcome = Recomputed(machine=machine(run.policy) | {OWN_CODE: run.code})
         then = sort_rows({name: list(read_rows(past / name)) for name in (*COMPARED, PROOF)})
         return cls(run, record, past, then, Tail(record.folder, only_measured=is_replayed), names, outcome)
 

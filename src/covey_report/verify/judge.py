@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.config.schema import Config
+from covey.run.records.facts import changed_code
 from covey_report.verify.differences import Difference
-from covey_report.verify.proof import facts_that_differ
+from covey_report.verify.proof import OWN_CODE, facts_that_differ
 
 CONFIRMED, DIFFERS, UNKNOWN = "confirmed", "differs", "cannot be verified"
 EXIT_CODES = {CONFIRMED: 0, DIFFERS: 1, UNKNOWN: 2}
@@ -32,6 +33,12 @@ def judge(found: Sequence[Difference], then: Mapping[str, Any], now: Mapping[str
     others = facts_that_differ(then, now) if then else ["the run did not note its machine"]
     others += [why for why, is_so in INEXACT.items() if is_so(config, now)]
     larger = [one for one in found if not is_rounding(one, config)]
+    own = [
+        f"{name} ({', '.join(files)})"
+        for name, files in changed_code(then.get(OWN_CODE), now.get(OWN_CODE, {})).items()
+    ]
+    if own and (larger or not others):
+        return Judgement(DIFFERS, f"the run's own code was changed since, which may be all: {_some(own)}")
     if not others:
         why = "processor, packages, code and threads are the same: a file was changed, or other settings made the run"
         return Judgement(DIFFERS, why)

@@ -48,6 +48,9 @@ LOGS = tuple(name for name in ROWS if name != PROOF)
 
 Row = dict[str, Any]
 
+OWN_CODE = "user_code"
+"""Entry of a machine: hashes of the user's code (`Run.code`)."""
+
 
 class ProofLog:
     """Writes a run's digests; every rank has one, rank 0's writes."""
@@ -60,7 +63,7 @@ class ProofLog:
         self._begin: Row = {
             "settings": to_yaml(run.config),
             "prompts": prompts,
-            "machine": machine(run.policy),
+            "machine": machine(run.policy) | {OWN_CODE: run.code},
             "frozen": total(weight_checks(run.policy, trained=False)),
             **({"weights": total(began), "tensors": pack(began)} if is_new else {}),
         }
@@ -243,5 +246,5 @@ def unpack(text: Any) -> bytes:
 
 def facts_that_differ(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List what another machine has in another version."""
-    names = [name for name in (*then, *now) if then.get(name) != now.get(name)]
+    names = [name for name in (*then, *now) if then.get(name) != now.get(name) and name != OWN_CODE]
     return [f"{name} was {then.get(name, 'absent')}, is {now.get(name, 'absent')}" for name in dict.fromkeys(names)]

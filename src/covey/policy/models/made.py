@@ -1,15 +1,9 @@
 """Models that a function of the user makes, and their code."""
 
 import copy
-import hashlib
 import inspect
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -20,8 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from covey.policy.own import own_model, unwrap
 from covey.policy.own_tokenizer import own_tokenizer
 from covey.policy.settings import ModelConfig
+from covey.system.custom import source_hashes
 from covey.system.jsonl import read_object
-from covey.system.lookup import attribute, describe, is_foreign, resolve
+from covey.system.lookup import describe, resolve
 
 ORIGIN = "made_from"
 """Entry of a saved config.json: the name that the function made the model of when its run began."""
@@ -93,36 +88,6 @@ def restore_buffers(model: PreTrainedModel) -> None:
 
 
 def code_hashes(model: nn.Module) -> dict[str, str]:
-    """Return hashes of the user's code in a model, by file.
-
-    {} where all of it is of installed packages. Files are followed through their imports; of a program or a notebook
-    the model's classes count alone, by name.
-    """
+    """Return hashes of the user's code in a model, by file."""
     kinds = {type(part) for part in (vars(model).get("given", model), *model.modules())}
-    texts: dict[str, set[str]] = {}
-    for kind in kinds:
-        if kind.__module__ == "__main__":
-            with suppress(OSError, TypeError):  # typed at a prompt
-                texts.setdefault(kind.__qualname__, set()).add(inspect.getsource(kind))
-    for file in _files({kind.__module__ for kind in kinds} | {vars(model).get(MAKER, "")}):
-        texts.setdefault(file.name, set()).add(file.read_text(encoding="utf-8", errors="replace"))
-    joined = {name: "\0".join(sorted(parts)).encode() for name, parts in sorted(texts.items())}
-    return {name: hashlib.sha256(text).hexdigest()[:12] for name, text in joined.items()}
-
-
-def _files(names: set[str]) -> Iterator[Path]:
-    """Yield the user's files of modules and their imports."""
-    waiting, seen = set(names), {"__main__"}
-    while waiting:
-        seen.add(name := waiting.pop())
-        module = sys.modules.get(name)
-        file = None if module is None else vars(module).get("__file__")
-        if module is None or not str(file).endswith(".py") or is_foreign(str(file)):
-            continue
-        yield Path(str(file))
-        waiting |= {found for value in list(vars(module).values()) if (found := _home(value)) is not None} - seen
-
-
-def _home(value: Any) -> str | None:
-    found = value.__name__ if isinstance(value, ModuleType) else attribute(value, "__module__")
-    return found if isinstance(found, str) else None
+    return source_hashes(kinds, {vars(model).get(MAKER, "")})

@@ -44,6 +44,13 @@ def test_the_reason_names_what_is_other_here() -> None:
     assert found.reason.endswith("the machine is another: torch was 2.8, is 2.9")
 
 
+def test_the_reason_names_a_reward_whose_file_changed_since() -> None:
+    then, now = (HERE | {"user_code": {"rewards mut:r": {"mut.py": found}}} for found in ("1", "2"))
+    reason = "the run's own code was changed since, which may be all: rewards mut:r (mut.py)"
+    assert judge([one("reward", 1.0)], then, now, small_config()).reason == reason
+    assert judge([one("reward", 1.0)], HERE, now, small_config()).reason.startswith("processor, packages, code")
+
+
 def test_steps_are_drawn_within_the_work_that_is_allowed() -> None:
     legs = [Leg(0, 1, 1)] * 100
     plan = make_plan([0, 50], legs, wanted=20, most=30, seed=3)
