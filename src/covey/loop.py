@@ -154,7 +154,9 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         if evaluates and not evaluates_late:
             evaluate_and_log(run, record, step=first)
         if checkpoint is not None:  # not before: a run that cannot be built keeps the settings it had
-            collectives.run_on_rank0(lambda: log_setting_changes(run.config, output_dir, checkpoint, prompts))
+            collectives.run_on_rank0(
+                lambda: log_setting_changes(run.config, output_dir, checkpoint, prompts, record.say)
+            )
         stages.stop_with_cluster(run, ending)
         train_steps(run, record, first, stopper, evaluates_late=evaluates_late)
     collectives.run_on_rank0(lambda: None)  # no rank reads the folder before rank 0 has written the summary

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -148,6 +148,18 @@ def changes_of(folder: Path) -> list[dict[str, Any]]:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({str(error)[:100]})") from error
     return lines
+
+
+def spell_changes(line: Mapping[str, Any]) -> list[str]:
+    """Spell a resume's changes.
+
+    >>> spell_changes({"after_step": 24, "changes": {"optimizer.lr": {"from": 2e-4, "to": 1e-3}}})
+    ['optimizer.lr 0.0002 -> 0.001 from step 25']
+    """
+    first = line["after_step"] + 1
+    return [
+        f"{key} {change.get('from')} -> {change['to']} from step {first}" for key, change in line["changes"].items()
+    ]
 
 
 def begun_at(folder: Path) -> int:

@@ -9,7 +9,18 @@ from rich.console import Console
 from rich.text import Text
 
 from covey.environments.data.files import json_fault
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running, last_settings, read_summary
+from covey.run.folder import (
+    CONFIG,
+    EVALUATIONS,
+    METRICS,
+    ROLLOUTS,
+    SUMMARY,
+    changes_of,
+    is_running,
+    last_settings,
+    read_summary,
+    spell_changes,
+)
 from covey.run.records.answer_text import as_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
@@ -42,6 +53,8 @@ def run_show(words: Sequence[str]) -> None:
     content = read_summary(folder)
     with as_written(folder / (METRICS if content is None else SUMMARY)):
         console.print(Text(_state(folder)) if content is None else render(content, folder), soft_wrap=content is None)
+    for text in (text for line in changes_of(folder) for text in spell_changes(line)):
+        console.print(Text(text), soft_wrap=True)
     print_answers(folder, number, number, console)
     print_folder(folder, console)
 

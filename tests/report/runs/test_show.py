@@ -92,6 +92,13 @@ def test_a_run_is_shown_with_its_table_its_best_and_its_worst_answers(
     assert out.splitlines()[-1] == "run folder: run"
 
 
+def test_settings_that_a_resume_changed_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change = {"after_step": 24, "changes": {"optimizer.lr": {"from": 0.0002, "to": 0.001}}}
+    (run / "changes.jsonl").write_text(json.dumps(change) + "\n")
+    assert main(["show", "run"]) == 0
+    assert "optimizer.lr 0.0002 -> 0.001 from step 25" in capsys.readouterr().out.splitlines()
+
+
 def test_answers_that_are_right_are_never_among_the_worst(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

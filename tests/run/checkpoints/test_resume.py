@@ -353,7 +353,9 @@ def test_a_change_of_settings_seals_no_folder_of_another_user(own: bool) -> None
     run = begun("run", "covey train")
     if own:
         trust.seal(run)
-    log_setting_changes(Config(seed=4), run, with_facts(run / "checkpoints"), "")
+    said: list[str] = []
+    log_setting_changes(Config(seed=4), run, with_facts(run / "checkpoints"), "", said.append)
+    assert said == ["seed 0 -> 4 from step 3"]
     assert rows(run / "changes.jsonl")[0]["changes"] == {"seed": {"from": 0, "to": 4}}
     assert trust.is_own(run) == own
 

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,17 @@ from covey.run import trust
 from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
 from covey.run.checkpoints.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
-from covey.run.folder import CHANGES, CONFIG, JOURNAL, LOCK, ROWS, changes_of, create_run_folder, write_versions
+from covey.run.folder import (
+    CHANGES,
+    CONFIG,
+    JOURNAL,
+    LOCK,
+    ROWS,
+    changes_of,
+    create_run_folder,
+    spell_changes,
+    write_versions,
+)
 from covey.run.versions import versions
 from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, no_follow, put_back
@@ -91,8 +101,10 @@ def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
     return changed[-1] if changed else read_manifest(checkpoint).get("prompts")
 
 
-def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
-    """Log the changes of settings and `prompts` since `checkpoint`."""
+def log_setting_changes(
+    config: Config, folder: Path, checkpoint: Path, prompts: str, say: Callable[[str], None] = LOGGER.info
+) -> None:
+    """Record and say the changes of settings and `prompts` since `checkpoint`."""
     if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
         return
     found = differences(saved_settings(folder), as_saved(config))
@@ -100,12 +112,12 @@ def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts:
     is_other = _last_prompts(folder, checkpoint) not in (None, prompts)
     if not changes and not is_other:
         return
-    step = int(read_manifest(checkpoint)["step"])
-    for key, change in changes.items():
-        LOGGER.info("%s was %s and is %s after step %d", key, change["from"], change["to"], step)
     path, is_own = folder / CHANGES, trust.is_own(folder)
     earlier = path.read_text(encoding="utf-8") if path.is_file() else ""
-    line = {"after_step": step, "changes": changes} | ({"prompts": prompts} if is_other else {})
+    line = {"after_step": int(read_manifest(checkpoint)["step"]), "changes": changes}
+    line |= {"prompts": prompts} if is_other else {}
+    for text in spell_changes(line):
+        say(text)
     with atomic_file(path) as file:
         file.write(earlier + json.dumps(line) + "\n")
     if is_own:
