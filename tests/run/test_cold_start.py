@@ -228,6 +228,44 @@ def test_a_policy_depends_on_the_room_that_its_answers_have(tmp_path: Path) -> N
     assert key(sampling__max_total_tokens=20) != key(sampling__max_total_tokens=21) != key() == key(num_steps=9)
 
 
+def test_a_policy_depends_on_answers_tools_files_and_the_bound_of_a_right_one(tmp_path: Path) -> None:
+    def key(environment: Any = ALWAYS_SEVEN, **changes: Any) -> str:
+        return cold_start._key(config_for(tmp_path, **changes), environment, environment.demonstrations("train"))
+
+    class Tooled(Scripted):
+        def tool_schemas(self, prompt: Prompt) -> list[dict[str, Any]]:
+            return [{"name": "multiply"}]
+
+    tooled = Tooled(ALWAYS_SEVEN.texts, ALWAYS_SEVEN.verdict, ALWAYS_SEVEN.answer)
+    model = tmp_path / "model"
+    model.mkdir()
+    found = {key(), key(replace(ALWAYS_SEVEN, answer=lambda text: "8")), key(tooled)}
+    found |= {key(evaluation__correct_above=0.25), key(evaluation__correct_above=0.75), key(model__name=str(model))}
+    for content in (b"1", b"22"):
+        (model / "model.safetensors").write_bytes(content)
+        found.add(key(model__name=str(model)))
+    assert len(found) == 8
+
+
+def test_its_accuracy_is_greedy_with_the_room_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sampling] = []
+    monkeypatch.setattr(cold_start, "_accuracy", lambda source, prompts, sampling, bound: asked.append(sampling) or 0.0)
+    warmed(config_for(tmp_path, cold_start__num_steps=1, sampling__max_tokens=3, sampling__stop=["x"]))
+    assert asked == [Sampling(temperature=0.0, max_tokens=3, stop=("x",))]
+
+
+def test_each_process_trains_on_its_share_of_the_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config()
+    policy = load_policy(config.model, seed=0)
+    groups = [demonstration_group(policy, Prompt(name, "scripted", "ab:", {}), "7") for name in "abcde"]
+    monkeypatch.setattr(cold_start.collectives, "world_size", lambda: 2)
+    for rank, own in enumerate((["a", "c", "e"], ["b", "d"])):
+        monkeypatch.setattr(cold_start.collectives, "rank", lambda rank=rank: rank)
+        batch = cold_start._batch(groups, config, policy)
+        assert [name for part in batch.micro_batches for name in part.prompt_ids] == own
+        assert (batch.num_loss_tokens, batch.num_sequences) == (10, 5)
+
+
 @pytest.mark.long
 def test_other_demonstrations_make_another_policy(tmp_path: Path) -> None:
     first, _ = warmed(config_for(tmp_path))

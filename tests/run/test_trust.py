@@ -342,6 +342,44 @@ def test_a_risk_is_found_wherever_it_stands(settings: dict[str, Any], risk: str)
     assert [shown for shown, _ in trust.find_risks(settings)] == [risk]
 
 
+def test_each_name_that_acts_or_fetches_is_a_risk() -> None:
+    acts = ["url", "servers", "address", "command", "python", "id", "trackers"]
+    fetches = ["path", "reference_model", "teacher", "model", "judge"]
+    settings = dict.fromkeys((*acts, *fetches, "name", "recipe"), "some/where")
+    assert [shown for shown, _ in trust.find_risks(settings)] == [f"{name}=some/where" for name in (*acts, *fetches)]
+
+
+def test_code_is_named_by_the_keys_of_a_table_too() -> None:
+    settings = {"rewards": ["own:f"], "algorithm": {"shaping": {"os:system": {}}}, "kinds": "a:b"}
+    assert list(trust.named_code(settings)) == [("rewards", "own:f"), ("algorithm.shaping", "os:system")]
+
+
+def test_settings_are_trusted_that_are_typed_or_the_sealed_ones_of_an_own_run() -> None:
+    mine = create_run_folder(Path("mine"), to_yaml(Config()), exact=True)
+    settings = {"rewards": ["evil:f"], "environment": {"url": "http://a"}}
+    for source in (mine, mine / "config.yaml"):
+        trust.check(source, settings, [], trusted=False)
+    other = mine / "other.yaml"
+    trust.check(other, settings, ["evil:f", "http://a"], trusted=False)
+    trust.check(other, settings, [], trusted=True)
+    for typed, risks in (
+        ((), "rewards=evil:f, url=http://a"),
+        (("evil:f",), "url=http://a"),
+        (("http://a",), "rewards=evil:f"),
+    ):
+        with pytest.raises(ValueError, match=f"or reach out: {risks}; review"):
+            trust.check(other, settings, typed, trusted=False)
+
+
+def test_code_beside_weights_runs_only_where_the_run_is_own_or_trusted() -> None:
+    mine, theirs = create_run_folder(Path("mine"), to_yaml(Config()), exact=True), foreign(Config())
+    trust.check_code(mine / POLICY, mine, "folder", trusted=False)
+    trust.check_code(theirs / POLICY, theirs, "folder", trusted=True)
+    trust.check_code(theirs / POLICY, theirs, "transformers", trusted=False)
+    with pytest.raises(ValueError, match=r"^theirs/.* is of a run that you did not make here, and model.code=folder"):
+        trust.check_code(theirs / POLICY, theirs, "folder", trusted=False)
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o660])
 def test_a_key_that_others_can_read_is_none(mode: int) -> None:
     run = create_run_folder(Path("mine"), to_yaml(Config()), exact=True)
