@@ -127,6 +127,11 @@ WRONG = [
         "def f(rewards_M):\n    return rewards_M > 0",
         "must return True or False, got tensor([False,  True,  True]) (mine.py:6)",
     ),
+    (
+        "group_filter",
+        "def f(rewards_M):\n    return rewards_M.min() < 1 or None",
+        "must return True or False, got None (mine.py:6)",
+    ),
     ("group_filter", "def f(rewards_M):\n    return None", "must return True or False, got None (mine.py:6)"),
     (
         "loss",

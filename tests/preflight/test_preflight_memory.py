@@ -14,8 +14,8 @@ from covey.environments.arithmetic import Arithmetic
 from covey.run.build import Run, build_run
 from covey.run.memory.room import available_bytes, host_bytes
 from covey.system.waits.timer import PhaseTimer
-from covey_preflight import passes
-from covey_preflight.memory import check_memory, gradient_bytes, state_bytes
+from covey_preflight import memory, passes
+from covey_preflight.memory import Need, _finding, _remedy_of_known, check_memory, gradient_bytes, state_bytes
 from covey_preflight.passes import (
     BatchShape,
     LiveBytes,
@@ -150,6 +150,34 @@ def test_a_cache_that_is_too_large_is_named(build: Build) -> None:
     wide = {"groups_per_step": 64, "engine__max_rows": 256, "sampling__max_tokens": 2048}
     sampling = int(check_memory(build(1, **wide)).values["sampling"])
     assert check_memory(build(sampling - 1, **wide)).remedy == "lower engine.cache_bytes or engine.max_rows"
+
+
+def test_the_optimiser_and_the_larger_phase_must_fit() -> None:
+    points = [MemorySample(100, 20, 0.1, is_largest=True)]
+    shape = BatchShape((1,), 4, 2, "packed", "forked", num_tokens=100, several=False)
+    for need, total in ((Need(10, 20, 30), 40), (Need(10, 30, 20), 40)):
+        found = [_finding(need, free, points, shape, recomputes=True) for free in (total, total - 1)]
+        assert [one.passed for one in found] == [True, False]
+        assert found[1].values["needed"] == total
+
+
+@pytest.mark.parametrize(("free", "smaller"), [(29, "model"), (30, "cache"), (109, "cache"), (110, "model")])
+def test_a_smaller_cache_is_the_remedy_where_all_but_sampling_fits(free: int, smaller: str) -> None:
+    told = {"cache": "lower engine.cache_bytes or", "model": "train adapters (model.lora_rank=16) or"}
+    assert _remedy_of_known(small_config(), Need(10, 20, 100), free).startswith(told[smaller])
+
+
+def test_the_rank_with_the_least_memory_decides(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {bool: lambda value: [value], int: lambda value: [value, 7, value]}
+    monkeypatch.setattr(memory.collectives, "all_gather", lambda value: ranks[type(value)](value))
+    monkeypatch.setattr(memory, "measure", None)  # calling it would raise
+    assert check_memory(build()).values["free"] == 7.0
+
+
+def test_gradients_are_held_beside_sampling_only_where_groups_stream_in(build: Build) -> None:
+    subjects = [build(1, streaming=streaming, source="ray") for streaming in (False, True)]
+    usual, streamed = (check_memory(subject).values["sampling"] for subject in subjects)
+    assert streamed - usual == gradient_bytes(subjects[0].run.policy.model) > 0
 
 
 def test_running_out_of_memory_on_the_way_is_a_verdict_too(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
