@@ -4,7 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from covey_graders.countdown import MAX_DEPTH, Expression, read_expression
+from covey_graders.countdown import MAX_DEPTH, Expression, grade, read_expression
+from covey_graders.grade import Grade
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,11 @@ def test_an_expression_is_read_exactly(text: str, value: Fraction | int, numbers
 )
 def test_what_is_not_one_expression_is_not_read(text: str) -> None:
     assert read_expression(text) is None
+
+
+def test_the_last_tag_is_graded_and_the_form_is_rewarded_only_where_it_is_there() -> None:
+    assert grade("<answer>1+2</answer> no: <answer>2+2</answer>", [2, 2], 4) == Grade(True, True)
+    assert grade("<answer>x</answer>", [1], 1) == Grade(False, True)
+    assert grade("1", [1], 1) == Grade(False, False)
+    assert grade("1", [1], 2, form="plain") == Grade(False, True)
+    assert grade("x", [1], 1, form="plain") == Grade(False, False)
