@@ -49,7 +49,7 @@ def test_what_is_not_one_expression_is_not_read(text: str) -> None:
     assert read_expression(text) is None
 
 
-def test_the_last_tag_is_graded_and_the_form_is_rewarded_only_where_it_is_there() -> None:
+def test_the_last_tag_is_graded_and_a_form_must_be_there() -> None:
     assert grade("<answer>1+2</answer> no: <answer>2+2</answer>", [2, 2], 4) == Grade(True, True)
     assert grade("<answer>x</answer>", [1], 1) == Grade(False, True)
     assert grade("1", [1], 1) == Grade(False, False)
