@@ -57,7 +57,7 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
         first = f"after {number_of(number, 'step')}"
     elif MIN_WINDOW <= number < needed:
         first = f"nothing wrong is seen in {number} steps{_rewards(log)}; some rules need {needed}"
-    more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
+    more = f"{counts[Level.SICK] - 1} more sick ({_named(own[1:], Level.SICK)})" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch ({_named(own, Level.WATCH)})" if counts[Level.WATCH] else ""
     know = f"{number_of(counts[Level.NOTE], 'note')} ({_named(own, Level.NOTE)})" if counts[Level.NOTE] else ""
     follow = f"{len(findings) - len(own)} in consequence" if len(own) < len(findings) else ""
@@ -69,8 +69,8 @@ def number_of(number: int, noun: str) -> str:
 
 
 def _named(findings: Sequence[Finding], level: Level) -> str:
-    of_level = [finding for finding in findings if finding.level is level]
-    return ", ".join(f"{one.rule.id}{' over now' * (one.evidence.until is not None)}" for one in of_level)
+    own = [(finding.rule, finding.evidence.until) for finding in findings if finding.level is level]
+    return ", ".join(f"{rule.id} {rule.name}{' over now' * (until is not None)}" for rule, until in own)
 
 
 def _rewards(log: RunLog) -> str:

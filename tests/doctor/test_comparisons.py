@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.checks.doctor.kept import read_kept
 from benchmarks.checks.doctor.logs import MADE_SICK
-from covey_doctor.diagnose import diagnose
-from covey_doctor.finding import Finding
+from covey_doctor.diagnose import diagnose, in_a_line
+from covey_doctor.finding import Finding, Level
 from covey_doctor.log import RunLog, log_of
 from covey_doctor.rules.common import onset, since_look
 
@@ -113,3 +113,34 @@ def test_an_onset_is_where_numbers_come_nearer_to_the_last() -> None:
 def test_a_run_that_failed_says_after_which_step() -> None:
     log = RunLog(error="the disk is full", summary={"status": "failed"})
     assert diagnose(log)[0].title == "D36 ended early: the run ended before the first step was done: the disk is full"
+
+
+def test_the_reason_of_a_failed_run_is_whole_or_ends_at_a_word() -> None:
+    reason = "none of 2 completions could be scored: " + "a name; " * 30 + "fix the function or the rows"
+    log = RunLog(error=reason, summary={"status": "failed"})
+    assert diagnose(log)[0].title.endswith("fix the function or the rows")
+    log.error = "words " * 200
+    assert diagnose(log)[0].title.endswith("words words …")
+
+
+def untrained(status: str, count: int, **numbers: float | None) -> RunLog:
+    rows = [{"step": step, "num_rollouts_trained": 0.0, **numbers} for step in range(1, count + 1)]
+    return log_of(rows, summary={"status": status})
+
+
+def test_a_run_without_any_update_is_said_to_have_learnt_nothing() -> None:
+    constant = untrained("completed", 4, sampled_reward_mean=1.0, zero_std_fraction=1.0)
+    found = diagnose(constant)
+    seen = "D1 no signal from the first step on: none of the 4 steps made an update, so nothing was learnt"
+    assert (found[0].level, found[0].title) == (Level.SICK, seen)
+    assert in_a_line(found, constant) == "sick: D1 no signal"
+    unscored = diagnose(untrained("completed", 2, sampled_reward_mean=None))[0]
+    assert unscored.title.endswith("none of the 2 steps made an update, so nothing was learnt: no answer was scored")
+    assert diagnose(untrained("running", 3))[0].level is Level.WATCH
+    assert diagnose(untrained("completed", 1)) == []
+
+
+def test_one_update_is_enough_to_wait_for_more() -> None:
+    log = untrained("running", 3)
+    log.add_row({"step": 4, "num_rollouts_trained": 8.0})
+    assert diagnose(log) == []

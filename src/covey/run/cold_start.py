@@ -54,7 +54,7 @@ class ColdStart:
     @property
     def summary_line(self) -> str:
         origin = "taken from the cache" if self.cached else "made now"
-        accuracy = f"greedy accuracy {self.accuracy:.1%} on prompts held back from it, no evaluation's"
+        accuracy = f"greedy accuracy {self.accuracy:.1%} on prompts held back for this"
         return f"{self.num_steps} supervised steps, {accuracy}, {origin}: {self.path}"
 
 

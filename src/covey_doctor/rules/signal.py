@@ -6,7 +6,7 @@ from statistics import fmean
 
 from covey_doctor.finding import Evidence, Level
 from covey_doctor.log import RunLog
-from covey_doctor.rules.common import above, accuracy_change, evidence_of, is_rising, percent
+from covey_doctor.rules.common import above, accuracy_change, evidence_of, is_rising, percent, reward_name
 
 NO_SIGNAL_WATCH, NO_SIGNAL_SICK = 0.6, 0.9
 SOLVED = 0.95
@@ -22,7 +22,14 @@ LONG_ANSWER = 8
 def no_signal(log: RunLog) -> Evidence | None:
     """Find groups with equal rewards, unless they are solved."""
     right, wrong = _shares(log)
-    if right > wrong and not _has_reward_without_accuracy(log):
+    is_solved = right > wrong and not _has_reward_without_accuracy(log)
+    trained = log.values("num_rollouts_trained")
+    if len(trained) >= 2 and not any(trained):
+        is_sure = len(trained) >= log.width or log.summary.get("status") == "completed"
+        why = "" if log.values(reward_name(log)) else ": no answer was scored"
+        seen = f"none of the {len(trained)} steps made an update, so nothing was learnt{why}"
+        return Evidence(Level.SICK if is_sure and not is_solved else Level.WATCH, seen, log.steps[0])
+    if is_solved:
         return None
     text = "the rewards of {} of the groups are all equal, so nothing follows from them"
     return above(log, "zero_std_fraction", NO_SIGNAL_WATCH, NO_SIGNAL_SICK, text)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from textwrap import shorten
 
 from covey_doctor.finding import Evidence, Level
 from covey_doctor.log import RunLog
@@ -11,6 +12,8 @@ from covey_doctor.rules.common import above, evidence_of, from_to, percent, rewa
 TOOL_ERRORS = ("tools/failure_frequency", "tool_error_fraction", "tool_errors")
 """Names in logs for the share of tool calls that failed."""
 TURNS = ("num_turns/mean", "turns_mean")
+MOST_OF_ERROR = 600
+"""Characters of an error, which says what to do at its end."""
 FLOAT16_SEARCH = 20
 """Steps in which float16 may skip updates while it looks for its loss scale."""
 
@@ -128,5 +131,6 @@ def ended_early(log: RunLog) -> Evidence | None:
     """Find a run that failed."""
     if log.error is not None and log.summary.get("status") == "failed":
         where = f"after step {log.steps[-1]}" if log.steps else "before the first step was done"
-        return Evidence(Level.SICK, f"the run ended {where}: {log.error[:200]}", None)
+        why = shorten(log.error, MOST_OF_ERROR, placeholder=" …")
+        return Evidence(Level.SICK, f"the run ended {where}: {why}", None)
     return None

@@ -1,7 +1,7 @@
 """Hand the files of a run to the doctor."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,17 @@ def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
     """
     with as_written(run.folder):
         log = run_log(run, None if control is None else run_log(control))
-        found = diagnose(log, facts_of(log.settings))
+        found = [_with_hint(one, run.folder) for one in diagnose(log, facts_of(log.settings))]
     return Health(in_a_line(found, log), found)
+
+
+def _with_hint(finding: Finding, folder: Path) -> Finding:
+    """Name the command that continues a failed run."""
+    if finding.rule.id != FAILED:
+        return finding
+    from covey.run.checkpoints.resume import resume_hint  # imports torch
+
+    return replace(finding, advice=(*finding.advice[:-1], f"once the cause is gone: {resume_hint(folder)}"))
 
 
 def lines_below_tables(folder: Path) -> list[str]:
@@ -63,8 +72,8 @@ def lines_below_tables(folder: Path) -> list[str]:
 
 
 MOST_FINDINGS = 3
-TABLE_SAYS = "D32"
-"""The finding that the title of the tables has already."""
+TABLE_SAYS, FAILED = "D32", "D36"
+"""The finding that the title of the tables has already, and that of a failed run."""
 
 
 def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:

@@ -83,7 +83,7 @@ class Doctor(Callback):
         new = [one for one in self._findings() if one.level > self._said.get(one.rule.id, Level.NOTE)]
         for finding in new:
             self._said[finding.rule.id] = finding.level
-            turn = f"; begin with {finding.advice[0]}" if finding.cause is None else ""
+            turn = f"; try first: {finding.advice[0]}" if finding.cause is None else ""
             self._say(f"doctor, {finding.level.word}: {finding.title}{turn}")
         for finding in new:
             if finding.rule.id in self._stop_on or ("sick" in self._stop_on and finding.level is Level.SICK):

@@ -49,8 +49,8 @@ def teacher_lines(folder: Path) -> list[str]:
 
 
 def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
-    """Return the doctor's findings, causes only."""
-    if not content["steps"] or not (folder / CONFIG).is_file():
+    """Return the doctor's findings, causes only, and why a run failed."""
+    if not (content["steps"] or content["status"] == "failed") or not (folder / CONFIG).is_file():
         return []
     from covey_report.doctor.health import lines_below_tables
 

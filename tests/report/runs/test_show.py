@@ -323,3 +323,15 @@ def test_a_pipe_or_a_link_in_their_place_is_not_waited_for_or_followed(
         printed = capsys.readouterr()
         assert "root:" not in printed.out + printed.err
         assert (status, printed.err.count("\n")) == ((2, 1) if name == "summary.json" else (0, 0)), printed.err
+
+
+def test_a_failed_run_is_shown_with_its_reason(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = SUMMARY | {"status": "failed", "steps": 0, "before": None, "after": None, "gain": None}
+    (run / "summary.json").write_text(json.dumps(failed))
+    (run / "covey.log").write_text("INFO: the run ended here: the disk is full\n")
+    assert main(["show", "run"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "sick, D36 ended early: the run ended before the first step was done: the disk is full" in shown
+    assert main(["doctor", "run"]) == 4
+    advice = "once the cause is gone: no checkpoint was saved; remove run and start again"
+    assert advice in capsys.readouterr().out

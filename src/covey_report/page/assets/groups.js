@@ -111,7 +111,7 @@ function groupsPage(run) {
   const slider = stepSlider(steps, step, (step) => set({ step, trace: 0, answer: 0 }));
   const scale = scaleOf(trace, state.colour);
   const list = h("ul", { class: "list" }, here.map((t, k) => h("li", {}, h("button", { type: "button", "aria-current": String(t === trace), onclick: () => set({ trace: k, answer: 0 }) },
-    h("span", { class: "one-line" }, written(t.prompt).slice(-160)), glyphs(t.rollouts.map((r) => r.reward), range),
+    h("span", { class: "one-line" }, lastWords(written(t.prompt), 160)), glyphs(t.rollouts.map((r) => r.reward), range),
     h("span", { class: "soft one-line" }, (t.rollouts.length ? "mean " + shown(mean(t.rollouts.map((r) => r.reward))) + ", " : "") + t.reason)))));
   const best = trace.rollouts.reduce((a, b) => (b.reward > a.reward ? b : a), trace.rollouts[0]);
   const different = new Set(trace.rollouts.map((r) => written(r.text))).size;

@@ -3,7 +3,7 @@
 function overview(run) {
   const shownRuns = DATA.compare ? DATA.runs : [run];
   const keys = DATA.compare ? h("div", { class: "keys" }, DATA.runs.map((one, k) => h("span", {}, svg("svg", { viewBox: "0 0 34 10" }, svg("line", { x1: 0, x2: 34, y1: 5, y2: 5, stroke: penOf(k)[0], "stroke-width": 2.5, "stroke-dasharray": penOf(k)[1].join(" ") })), one.name))) : null;
-  if (!shownRuns.some((one) => one.curves.length)) return h("p", {}, "No step is finished yet.");
+  if (!shownRuns.some((one) => one.curves.length)) return h("p", {}, run.verdict.state === "running" ? "No step is finished yet." : "The run ended before a step was finished.");
   return h("div", {}, keys, curvesOf(shownRuns), h("h2", {}, "How a step spreads"), histogramsOf(run));
 }
 

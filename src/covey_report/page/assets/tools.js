@@ -61,6 +61,10 @@ function textBox(text, label) {
 }
 
 // Items that are compared: time and memory grow with their square.
+function lastWords(text, most) {
+  return text.length > most ? "…" + text.slice(-most).replace(/^\S*\s+(?=\S)/, "") : text;
+}
+
 const COMPARED = 700;
 
 // Which items of `items` are not in a longest common subsequence with `base`.
