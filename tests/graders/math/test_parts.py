@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from covey_graders.math.computed import is_respelled
-from covey_graders.math.equal import same_spelling
+from covey_graders.math.equal import same_formula, same_spelling
 from covey_graders.math.formulas.values import _arcsine, _power, _root
 from covey_graders.math.judge import _in_parts, compare, is_no_answer, precision_of
 
@@ -53,3 +53,7 @@ def test_nothing_is_the_spelling_of_nothing_and_no_placeholder_is_an_answer() ->
     for gold in ("none", "N/A", "", "nan", "?"):
         assert is_no_answer(gold)
         assert not compare(f"#### {gold}", gold)
+
+
+def test_a_date_is_no_fraction() -> None:
+    assert [same_formula(text, "12/25/2023") for text in ("12/25/2023", "24/50/2023")] == [True, False]
