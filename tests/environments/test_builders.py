@@ -83,7 +83,7 @@ IFEVAL = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"
         ),
         (CodeConfig(), CODE, {"entry_point": 3}, "column 'entry_point' must name a function, got 3"),
         (MathConfig(), {"problem": "?", "answer": "1"}, {"problem": 3}, "column 'problem' must be text, got 3"),
-        (MathConfig(), {"problem": "?", "answer": "1"}, {"answer": ""}, "has no answer in column 'answer', got ''"),
+        (MathConfig(), {"problem": "?", "answer": "1"}, {"answer": ""}, "column 'answer' is empty"),
         (CountdownConfig(), {"target": 3}, {"nums": "12"}, "nums must be a list of whole numbers"),
         (IfevalConfig(), IFEVAL, {"kwargs": []}, "a prompt needs at least one instruction, and kwargs for each"),
     ],
