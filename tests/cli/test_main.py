@@ -430,3 +430,12 @@ def test_bash_completes_a_line_with_the_installed_script(tmp_path: Path) -> None
         ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": path}, check=False
     )
     assert done.stdout.splitlines() == ["recipe=lookup_nano", "hydra_bash_completion covey"]
+
+
+def test_an_error_in_a_terminal_is_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["config", "grop_size=8"]) == 2
+    assert capsys.readouterr().err == "covey: unknown setting grop_size; did\nyou mean group_size?\n"

@@ -292,6 +292,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
             'cannot read the override "model.name=“x”": “ is not the plain character of programs; type it anew, or '
             "quote the value",
         ),
+        ("data.colum=x", "unknown setting data.colum; did you mean data.answer_column or data.prompt_column?"),
         ("seed=3,", 'cannot read the override "seed=3,": it ends with a comma'),
         ("model=org/name", 'model has no choice "org/name"; a folder or a hub name is model.name=org/name'),
         (

@@ -378,10 +378,19 @@ def report(error: Exception) -> int:
     return code
 
 
+def _by_words(text: str) -> str:
+    """Break lines of the terminal between words."""
+    from shutil import get_terminal_size
+    from textwrap import fill
+
+    return fill(text, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+
+
 def _say(text: str, code: int) -> int:
     from covey.system.text.masking import clean
 
     number = ranks.rank()
     with suppress(OSError):  # nobody reads it where the terminal is gone
-        print(f"covey: rank {number}: {clean(text)}" if number else f"covey: {clean(text)}", file=sys.stderr)
+        said = f"covey: rank {number}: {clean(text)}" if number else f"covey: {clean(text)}"
+        print(_by_words(said) if sys.stderr.isatty() else said, file=sys.stderr)
     return code

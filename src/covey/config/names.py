@@ -40,7 +40,18 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
     alike = difflib.get_close_matches(name, peers, n=1, cutoff=0.75)
     same_leaf = [other for other in known if _letters(other.rpartition(".")[2]) == _letters(leaf)]
     near_leaf = [one for one in known if difflib.SequenceMatcher(None, one.rpartition(".")[2], leaf).ratio() > 0.8]
-    return list(dict.fromkeys([*same_letters, *begun, *alike, *same_leaf, *near_leaf]))[:3]
+    found = [*same_letters, *begun, *alike, *same_leaf, *near_leaf]
+    return list(dict.fromkeys(found))[:3] or [one for one in peers if _has_word(one, name)][:3]
+
+
+def _has_word(known: str, name: str) -> bool:
+    """Return True if a setting of the section has nearly this word.
+
+    >>> _has_word("data.prompt_column", "data.colum")
+    True
+    """
+    (section, _, leaf), (own, _, other) = known.rpartition("."), name.rpartition(".")
+    return section == own and bool(difflib.get_close_matches(other, leaf.split("_"), cutoff=0.8))
 
 
 def _letters(name: str) -> str:
