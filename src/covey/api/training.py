@@ -1,5 +1,6 @@
 """`covey.train`: a whole run from objects or names."""
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from covey.policy.policy import Policy
 from covey.run.build import Run
 from covey.run.checkpoints.checkpoint import load_weights, newest_valid
 from covey.run.checkpoints.saved_settings import as_saved, find_run, refuse_changes, settings_of
+from covey.run.folder import skipped_by_latest
 from covey.run.records.callbacks import Callback
 from covey.run.records.notebook import is_notebook
 from covey.run.records.record import RunRecorder
@@ -34,6 +36,8 @@ from covey.system.waits.signals import EXIT_STATUS, StopRequested
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LOGGER = logging.getLogger(__name__)
 
 Rows = Iterable[Mapping[str, Any]]
 Data = str | Path | Rows | Mapping[str, Rows] | EnvironmentLike
@@ -189,7 +193,9 @@ def make_resume_request(asked: Arguments, folder: Path, base: Config | None) -> 
     changes = [changes] if isinstance(changes, str) else changes
     if not isinstance(changes, list | tuple) or not all(isinstance(name, str) for name in changes):
         raise ValueError(f"resume_changes must be names of settings, got {changes!r:.80}")
-    run = find_run(str(folder), Path("outputs"))
+    run = find_run(str(folder), root := Path("outputs"))
+    for line in skipped_by_latest(run, root) if str(folder) == "latest" else ():
+        LOGGER.warning("%s", line)
     saved = settings_of(run, [f"resume_changes=[{','.join(changes)}]"] if changes else [])
     request = make_request(replace(asked, settings=settings), compose.to_unchecked(saved))
     refuse_changes(run, saved, as_saved(request.config), changes)

@@ -170,9 +170,8 @@ def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
     idle = check_typed(verb, config, typed, ranks.world_size())
     alone = " in one process" if ranks.world_size() == 1 else ""
     notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
-    if "resume=latest" in typed:
-        newer = run_folder.newer_trainings(Path(config.resume or ""), RUNS)
-        notes += [f"resume=latest skips {path}, which is newer and has no checkpoint" for path in newer]
+    if any(word.startswith("resume=") and word[7:].strip("'\"") == "latest" for word in typed):
+        notes += run_folder.skipped_by_latest(Path(config.resume or ""), RUNS)
     if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
         other = diff_settings(run, config, typed)
         notes += [f"settings differ from the run in {run}: {', '.join(other)}"] if other else []

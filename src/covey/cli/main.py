@@ -18,6 +18,7 @@ from covey import __version__
 from covey.cli import help as usage
 from covey.cli.verbs import OWN, all_verbs, command_of, part
 from covey.system import machine, ranks
+from covey.system.text.escaping import escape
 from covey.system.waits.signals import StopRequested
 
 if TYPE_CHECKING:
@@ -194,7 +195,12 @@ def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> 
         from covey.run.checkpoints import resume
         from covey.system import collectives
 
-    resume.check_before_ranks(job.config, job.old)
+    try:
+        resume.check_before_ranks(job.config, job.old)
+    except ValueError:  # resume=latest may have taken another run than was meant
+        for note in job.notes:
+            print(f"WARNING: {escape(note)}", file=sys.stderr)
+        raise
     others = partial(train_rank, job.config, wanted, exact=is_exact, old=job.old)
     with (
         trainer_ranks(job.config.devices, others) if verb == "train" else nullcontext(),

@@ -202,11 +202,18 @@ def run_of(policy: str) -> Path | None:
 
 
 def newer_trainings(folder: Path, root: Path) -> list[Path]:
-    """Return later runs of `covey train` below `root`, oldest first."""
+    """Return later trainings below `root`, also by programs, oldest first."""
     begun = begun_at(folder)
     newer = [path.parent for path in root.glob(f"**/{CONFIG}") if path.stat().st_mtime_ns > begun]
-    began_with = {path: read_object(path / VERSIONS, trust.MAX_BYTES).get("command") for path in newer}
-    return sorted((path for path in newer if str(began_with[path]).startswith("covey train")), key=begun_at)
+    began_with = {path: str(read_object(path / VERSIONS, trust.MAX_BYTES).get("command", "covey")) for path in newer}
+    other = re.compile(r"covey(?! train\b)")  # a program's folder has the program's name
+    return sorted((path for path in newer if not other.match(began_with[path])), key=begun_at)
+
+
+def skipped_by_latest(folder: Path, root: Path) -> list[str]:
+    """Warn of the newer runs that resume=latest passes over for `folder`."""
+    newer = newer_trainings(folder, root)
+    return [f"resume=latest skips {path}, which is newer and has no checkpoint" for path in newer]
 
 
 def last_settings(folder: Path, until: float = math.inf) -> dict[str, Any]:

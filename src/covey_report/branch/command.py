@@ -76,14 +76,20 @@ def check_arms(arms: Sequence[Sequence[str]]) -> None:
             raise ValueError(f"covey branch must leave {name} as it was ({why}), got {override.input_line}")
 
 
-def checkpoint_of(run: Path, at: int) -> Path:
+def checkpoint_of(run: Path, at: int, num_steps: int) -> Path:
     """Return the checkpoint to branch from. ValueError without an undamaged one."""
     checkpoint = run / "checkpoints" / folder_name(at)
-    kept = [str(step_of(path)) for path in complete_checkpoints(run / "checkpoints")]
-    if str(at) not in kept:
+    steps = [step_of(path) or 0 for path in complete_checkpoints(run / "checkpoints")]
+    kept = [step for step in steps if step < num_steps]
+    if not kept:
         raise ValueError(
-            f"--at must be a step of a kept checkpoint of {run} ({', '.join(kept) or 'it has none'}), got {at}; "
-            "output.save_every and output.keep_last keep more"
+            f"{run} has no kept checkpoint before its last step ({num_steps}) to branch from; train again with "
+            "output.save_every=N output.keep_last=1000, which keeps one after every N steps"
+        )
+    if at not in kept:
+        raise ValueError(
+            f"--at must be a step of a kept checkpoint of {run} before its last step "
+            f"({', '.join(map(str, kept))}), got {at}; output.save_every and output.keep_last keep more"
         )
     if (fault := problem(checkpoint)) is not None:
         raise ValueError(f"{checkpoint} is damaged ({fault})")
@@ -92,14 +98,12 @@ def checkpoint_of(run: Path, at: int) -> Path:
 
 def branch(asked: BranchAsked, run: Path) -> tuple[list[Path], int]:
     """Train parent and children; return their folders and last step."""
-    checkpoint = checkpoint_of(run, asked.at)
     arms = [(PARENT, ()), *((name_of(words), words) for words in asked.arms)]
     configs = [_config_of(run, words, trusted=asked.is_trusted) for _, words in arms]
     if configs[0].source != "local" or configs[0].streaming:
         raise ValueError(f"covey branch needs source=local and streaming=false, {run} draws tokens by the clock")
+    checkpoint = checkpoint_of(run, asked.at, configs[0].num_steps)
     last = min(asked.at + (asked.steps or configs[0].num_steps), configs[0].num_steps)
-    if last <= asked.at:
-        raise ValueError(f"--at must be below num_steps={configs[0].num_steps}, got {asked.at}")
     place = asked.out or run.parent / f"{run.resolve().name}-at-{asked.at}"
     root = place / run.resolve().name if len(asked.runs) > 1 else place
     folders = [root / name for name, _ in arms]

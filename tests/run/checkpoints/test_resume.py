@@ -71,9 +71,10 @@ def test_newer_runs_are_train_runs_by_time_not_by_name() -> None:
     older, run = begun("z/z/z", "covey train", 1), begun("2026-01-02/10-00-00", "covey train", 2)
     newer = begun("mine", "covey train seed=3", 3)
     begun("2026-01-02/12-00-00", "covey evaluate model.name=policy", 4)
+    program = begun("2026-01-02/13-00-00", "train_json.py --seed 3", 4.5)
     (begun("2026-01-03/10-00-00", "covey train", 5) / "versions.json").unlink()
-    assert newer_trainings(run, Path("outputs")) == [newer]
-    assert newer_trainings(older, Path("outputs")) == [run, newer]
+    assert newer_trainings(run, Path("outputs")) == [newer, program]
+    assert newer_trainings(older, Path("outputs")) == [run, newer, program]
 
 
 @pytest.mark.parametrize("name", ["mine", "2026-01-01/10-00-00", "a/b/c/d"])
@@ -85,15 +86,20 @@ def test_the_latest_run_is_the_one_begun_last_wherever_it_lies(name: str) -> Non
     assert find_run("latest", Path("outputs")) == latest
 
 
-def test_resume_latest_names_the_newer_runs_it_passes_over(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("latest", ["latest", "'latest'"])
+def test_resume_latest_names_the_newer_runs_it_passes_over(latest: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = words(environment__num_train=16, environment__num_test=8, num_steps=1)
     assert main(["train", *small, "hydra.run.dir=outputs/2026-01-01/10-00-00"]) == 0
     passed_over = begun("2026-01-02/10-00-00", "covey train", time.time() + 60)
     capsys.readouterr()
-    assert main(["train", "resume=latest", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+    assert main(["train", f"resume={latest}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
     assert capsys.readouterr().err == (
         f"WARNING: resume=latest skips {passed_over}, which is newer and has no checkpoint\n"
     )
+    assert main(["train", f"resume={latest}"]) == 2  # finished
+    warned, refused = capsys.readouterr().err.splitlines()
+    assert warned == f"WARNING: resume=latest skips {passed_over}, which is newer and has no checkpoint"
+    assert "is finished (2 of 2 steps)" in refused
     folder = Path("outputs/2026-01-01/10-00-00")
     assert f"skips {passed_over}" in (folder / "covey.log").read_text()
     assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2]

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from covey.algorithm.intervals import Estimate
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.loop import train
-from covey_report.branch.command import check_arms, read_words, run_branch
+from covey_report.branch.command import check_arms, checkpoint_of, read_words, run_branch
 from covey_report.branch.paired import PairedGap, difference_of, groups_after, line_of, over_runs, pair
 from covey_report.compare import comparison
 from covey_report.logs.read import read_run
@@ -92,10 +93,19 @@ def test_settings_that_break_the_pairing_are_refused_by_name(word: str, why: str
 
 
 def test_the_step_must_have_a_checkpoint(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--at must be a step of a kept checkpoint of .* \(2, 4, 6, 8\), got 5"):
+    with pytest.raises(ValueError, match=r"--at must be a step of a kept checkpoint of .* \(2, 4, 6\), got 5"):
         run_branch([str(made), "--at", "5", "optimizer.lr=0.1", "--out", str(tmp_path / "out")])
-    with pytest.raises(ValueError, match="--at must be below num_steps=8, got 8"):
+    with pytest.raises(ValueError, match=r"before its last step \(2, 4, 6\), got 8"):
         run_branch([str(made), "--at", "8", "optimizer.lr=0.1", "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("at", [2, 8])
+def test_a_run_with_its_last_checkpoint_alone_says_how_to_get_another(at: int, made: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run/checkpoints/step-000008"
+    shutil.copytree(made / "checkpoints/step-000008", checkpoint)
+    said = r"run has no kept checkpoint before its last step \(8\) to branch from; train again with output\.save_every"
+    with pytest.raises(ValueError, match=said):
+        checkpoint_of(tmp_path / "run", at, 8)
 
 
 def test_each_child_has_its_settings_between_dashes(made: Path) -> None:
