@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from covey.run.records.answer_text import shorten
 from covey.system import collectives
@@ -30,6 +31,8 @@ def check_grader(subject: PreflightContext) -> Check:
         return Check(True, "no right answers are known", "", applies=False)
     paid = [verdict for verdict in verdicts if verdict.is_wrong]
     figure = f"{len(paid)} of {len(verdicts)} wrong answers are paid like right ones"
+    if paid and _pays_alike(subject, golds, paid[0].prompt_id):
+        figure += "; rewards are the same with another row's right answer: perhaps the reward does not read it"
     if paid and collectives.is_main_process():
         first = paid[0]
         told = (figure, first.prompt_id, repr(shorten(first.case.text, QUOTED)), first.case.kind)
@@ -50,6 +53,17 @@ def _verdicts(
     rewards = _rewards(subject, prompt, [case.text for case in cases])
     for case, reward in zip(cases, rewards, strict=False):
         yield paid.verdict(prompt, case, reward)
+
+
+def _pays_alike(subject: PreflightContext, golds: Sequence[tuple[Prompt, list[Gold]]], name: str) -> bool:
+    """Return True if another row's columns leave every reward as it was."""
+    (prompt, forms), *_ = [one for one in golds if one[0].id == name]
+    for other, theirs in golds:
+        if theirs and theirs[0].answer != forms[0].answer and subject.run.environment.gold(prompt) is None:
+            texts = [form.text for form in (*forms, *theirs)]
+            rewards = _rewards(subject, prompt, texts)
+            return bool(rewards) and rewards == _rewards(subject, replace(prompt, columns=other.columns), texts)
+    return False
 
 
 def _chosen(cases: Sequence[Case]) -> list[Case]:
