@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -165,13 +165,20 @@ def source_hashes(parts: Iterable[Any], modules: Iterable[str] = ()) -> dict[str
         with suppress(OSError, TypeError):  # typed at a prompt
             texts.setdefault(attribute(part, "__qualname__", ""), set()).add(inspect.getsource(part))
         if isinstance(part, FunctionType):
-            used = (part.__globals__.get(name) for name in part.__code__.co_names)
+            used = (part.__globals__.get(name) for name in _names(part.__code__))
             waiting += [one for one in used if isinstance(one, FunctionType | type | ModuleType)]
     for file in _files(names):
         with suppress(OSError):  # removed since it was imported
             texts.setdefault(file.name, set()).add(file.read_text(encoding="utf-8", errors="replace"))
     joined = {name: "\0".join(sorted(own)).encode() for name, own in sorted(texts.items())}
     return {name: hashlib.sha256(text).hexdigest()[:12] for name, text in joined.items()}
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that code uses, also within comprehensions."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        yield from _names(inner) if isinstance(inner, CodeType) else ()
 
 
 def _files(names: set[str]) -> Iterator[Path]:

@@ -84,7 +84,9 @@ def test_only_files_that_both_have_are_compared() -> None:
 def test_a_function_of_a_program_counts_with_what_it_uses(tmp_path: Path) -> None:
     def hashes(scale: int) -> list[dict[str, str]]:
         program = tmp_path / f"program_{scale}.py"
-        program.write_text(f"def scale():\n    return {scale}\n\ndef r(completions):\n    return [scale()]\n")
+        program.write_text(
+            f"def scale():\n    return {scale}\n\ndef r(completions):\n    return [scale() for _ in completions]\n"
+        )
         found: dict[str, Any] = {"__name__": "__main__"}
         exec(compile(program.read_text(), str(program), "exec"), found)
         return [source_hashes([one]) for one in (found["r"], partial(found["r"]), partial(print, found["r"]))]
