@@ -147,7 +147,7 @@ def test_a_refused_run_ends_before_its_first_step_with_the_report_beside_it(
     assert error.count("\n") == 1
     assert rows(Path("run/metrics.jsonl")) == []
     failed = [check for check in report() if not check["passed"]]
-    assert [check["name"] for check in failed] == ["log-probs", "transformers"]
+    assert [check["name"] for check in failed] == ["log-probs"]
     assert failed[0]["values"]["max"] == pytest.approx(0.01, abs=1e-4)
     assert failed[0]["remedy"]
 
