@@ -8,7 +8,7 @@ gradient's.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from covey.policy.plain import Plain, plain_model, rounded_and_exact
 from covey.policy.policy import Policy
 from covey.run.build import trainer_settings
 from covey.system import collectives
+from covey.system.lookup import is_out_of_memory
 from covey.trainer.layouts import Row
 from covey.types import Sampling
 from covey_preflight.budget import MIN_PROMPT, affordable_tokens, begin_with_text, tokens_of, uncertain
@@ -155,13 +156,13 @@ def gradient_errors(
         unit = max(abs(row.advantages[0]) for row in rows)
         step = min(reach, RISE * unit / (2 * abs(expected))) if expected else reach
         of_plain = sum(float((of_name[name].double() * moved).sum()) for name, moved in direction.items())
-        slope: float | None = of_plain
-        if cut:
-            slope = None
-        elif not rounded:
-            slope = None
-            with suppress(RuntimeError):  # GPT-2's, if it casts scores, insists on float32
+        slope = of_plain if rounded and not cut else None
+        if not (rounded or cut):
+            try:
                 slope = _slope(_rise(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept)), step)
+            except RuntimeError as error:  # GPT-2's, if it casts scores, insists on float32
+                if is_out_of_memory(error):
+                    raise
     errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
     return GradientErrors(_relative_error(errors), _apart(slope, expected), _apart(slope, of_plain), wanted)
 

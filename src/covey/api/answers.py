@@ -53,9 +53,8 @@ def sample(
 
     Text goes to the model as it is, messages through its chat template.
     """
-    template = policy.tokenizer.chat_template
-    if template is not None and any(isinstance(question, str) for question in questions):
-        warn_of_text(config.model.name, template)
+    if any(isinstance(question, str) for question in questions):
+        warn_of_text(config.model.name, policy.tokenizer.chat_template)
     prompts = [
         Prompt(f"sample-{index}", "sample", question if isinstance(question, str) else tuple(question), {})
         for index, question in enumerate(questions)

@@ -203,9 +203,9 @@ def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt
     warn_of_text(model.name, template)
 
 
-def warn_of_text(name: str, template: str) -> None:
+def warn_of_text(name: str, template: str | None) -> None:
     """Warn of text for a model that has a chat template."""
-    if START_TURN not in template:  # which the templates of nano models alone have
+    if template and template != PLAIN_TEMPLATE and START_TURN not in template:  # which nano's templates alone have
         LOGGER.warning(
             "prompts that are text go to %s without its chat template; a prompt that is a list of messages "
             "(role, content) goes through it",

@@ -125,7 +125,8 @@ class InStyle:
                 calls.append(call)
                 more = self._more.match(spoken, place)
         # Without calls it is the answer without special tokens and reasoning
-        text = "".join(words) if calls else answer.text.rpartition("</think>")[2] or (not answer.text) * spoken
+        whole_text = answer.text.rpartition("</think>")[2] if answer.text else spoken
+        text = "".join(words) if calls else whole_text
         # Nor does a thought that never ends say anything
         text, _, unended = text.partition("<think>")
         return Said(text.strip(), _first(calls), f"{reasoning}\n{unended}".strip())

@@ -11,12 +11,13 @@ import covey
 from covey.api.answers import sample
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.loop import train
-from covey.policy.models.chat_template import set_template_defaults
+from covey.policy.models.chat_template import PLAIN_TEMPLATE, set_template_defaults
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.turns import observed_tokens
 from covey.run.build import build_run
+from covey.run.build_stream import warn_of_text
 from covey.system.waits.timer import PhaseTimer
 from covey.types import Prompt, Sampling
 from tests.support.scripted import Scripted
@@ -139,6 +140,7 @@ def test_text_for_a_chat_model_is_a_warning_in_one_line(tmp_path: Path, caplog: 
         f"prompts that are text go to {folder} without its chat template; "
         "a prompt that is a list of messages (role, content) goes through it"
     )
+    warn_of_text("a base model", PLAIN_TEMPLATE)
     assert caplog.messages == [line, line]
 
 

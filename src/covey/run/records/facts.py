@@ -43,12 +43,9 @@ def code_of(run: Run, given: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def changed_code(then: Any, now: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
     """Return the changed files of the user's code."""
-    had = {name: files for name, files in then.items() if isinstance(files, dict)} if isinstance(then, dict) else {}
-    found = {
-        name: [file for file in now[name] if had[name].get(file, now[name][file]) != now[name][file]]
-        for name in now
-        if name in had
-    }
+    had = then if isinstance(then, dict) else {}
+    both = [(name, had[name], files) for name, files in now.items() if isinstance(had.get(name), dict)]
+    found = {name: [file for file, one in files.items() if old.get(file, one) != one] for name, old, files in both}
     return {name: files for name, files in found.items() if files}
 
 

@@ -60,11 +60,12 @@ function textBox(text, label) {
   return h("div", { class: "box", tabindex: 0, role: "group", "aria-label": label }, parts);
 }
 
-// Items that are compared: time and memory grow with their square.
+// The end of a text, from a whole word on.
 function lastWords(text, most) {
   return text.length > most ? "…" + text.slice(-most).replace(/^\S*\s+(?=\S)/, "") : text;
 }
 
+// Items that are compared: time and memory grow with their square.
 const COMPARED = 700;
 
 // Which items of `items` are not in a longest common subsequence with `base`.
