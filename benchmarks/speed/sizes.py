@@ -108,15 +108,17 @@ def gguf_file(workload: Workload, folder: Path, precision: str) -> Path:
     return file
 
 
-def measure(cell: Cell, device: str, num_repetitions: int, rates: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the contestants of a cell take turns."""
+def measure(cell: Cell, device: str, num_repetitions: int) -> dict[str, Any]:
+    """Let the contestants of a cell take turns, between two looks at what the machine allows at that hour."""
     against = rivals(cell, device)
     names = ["covey", *(name for name, reason in against.items() if not reason)]
     folder = Path(saved_model(cell.workload, MODELS))
     if "llama" in names:
         gguf_file(cell.workload, folder, cell.precision)
     jobs = {name: cell.job(name, device) for name in names}
+    before = rates_now(cell, device)
     repetitions = contest(jobs, num_repetitions, MODELS, MODELS / "logs")
+    rates = {name: max(before[name], value) for name, value in rates_now(cell, device).items()}
     clean, num_dropped = split_clean(repetitions)
     used = clean or repetitions
     found = {name: contestant_figures([each[name] for each in used]) for name in names}
@@ -127,11 +129,15 @@ def measure(cell: Cell, device: str, num_repetitions: int, rates: Mapping[str, A
     return {
         "contestants": found,
         "absent": {name: reason for name, reason in against.items() if reason},
-        "rates": dict(rates),
+        "rates": rates,
         "num_clean": len(clean),
         "num_dropped": num_dropped,
         "raw": repetitions,
     }
+
+
+def rates_now(cell: Cell, device: str) -> dict[str, float]:
+    return vars(floor.measured(device, (cell.size,))[f"{cell.size}/{cell.precision}"])
 
 
 def times(repetitions: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
@@ -144,26 +150,16 @@ def run(device: str, only: Sequence[str], num_repetitions: int, say: Callable[[s
     """Measure the cells that are missing, each with its floor, and write each."""
     for cell in cells(device):
         name = cell.name if device == "cpu" else f"{cell.name}, {device}"
-        content = load(NAME)
-        done, rates = content.get("cells", {}), content.get("rates", {})
+        done = load(NAME).get("cells", {})
         if not all(word in name for word in only) or (name in done and not again):
             continue
-        key = f"{cell.size}/{cell.precision}"
-        if key not in rates.get(device, {}):
-            found = floor.measured(device, (cell.size,))
-            rates.setdefault(device, {}).update({each: vars(values) for each, values in found.items()})
-            write({"cells": done, "rates": rates})
         try:
-            row = measure(cell, device, num_repetitions, rates[device][key])
+            row = measure(cell, device, num_repetitions)
         except WorkerFailed as error:
             row = {"error": str(error)}
         done[name] = {**row, "circumstances": circumstances()}
-        write({"cells": done, "rates": rates})
+        (RESULTS / f"{NAME}.json").write_text(json.dumps({"cells": done}, indent=1, sort_keys=True) + "\n")
         say(f"{name}: {in_short(row)}")
-
-
-def write(content: Mapping[str, Any]) -> None:
-    (RESULTS / f"{NAME}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def in_short(row: Mapping[str, Any]) -> str:

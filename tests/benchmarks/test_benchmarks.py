@@ -270,13 +270,15 @@ def test_a_cell_is_written_when_it_is_done_and_not_measured_again(
     monkeypatch.setattr(sizes, "contest", contest)
     monkeypatch.setattr(sizes, "saved_model", lambda work, folder: str(tmp_path))
     monkeypatch.setattr(sizes, "rivals", lambda cell, device: {"vllm": "", "llama": "not here"})
-    monkeypatch.setattr(sizes.floor, "measured", lambda *_: {"135M/float32": Rates(1e12, 1e12, 1e10)})
+    hours = iter([Rates(1e12, 2e12, 1e10), Rates(2e12, 1e12, 3e10)])
+    monkeypatch.setattr(sizes.floor, "measured", lambda *_: {"135M/float32": next(hours)})
     kept, said = tmp_path / "real_sizes.json", list[str]()
     for _ in range(2):
         sizes.run("cpu", ("sampling", "135M float32", " 4 rows"), 1, said.append, again=False)
     assert asked == ["covey", "vllm"]
     (row,) = json.loads(kept.read_text())["cells"].values()
     assert row["absent"] == {"llama": "not here"}
+    assert row["rates"] == {"decode_flops": 2e12, "training_flops": 2e12, "bandwidth": 3e10}
     assert row["contestants"]["vllm"]["tokens_per_second"]["median"] == 128.0
     assert said == [f"sampling 135M float32 4 rows: {in_short(row)}"]
     assert "covey 128 (128 to 128) tokens/s" in said[0]
