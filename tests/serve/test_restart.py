@@ -20,6 +20,7 @@ from covey.policy.settings import ModelConfig
 from covey_serve import command
 from covey_serve import service as service_module
 from covey_serve.limits import RequestRefused, ServiceLimits
+from covey_serve.model.models import TrainedModel
 from covey_serve.store.checkpoints import FACTS
 from covey_serve.wire.protobuf import decode
 
@@ -421,3 +422,46 @@ def test_no_file_of_a_checkpoint_is_trusted_after_a_change(tmp_path: Path) -> No
             return await client.ordered("load_weights", model, path=path, optimizer=True)
 
     assert "not those that were saved" in asyncio.run(run())["error"]
+
+
+def test_a_load_that_fails_leaves_the_weights_alone(tmp_path: Path) -> None:
+    async def run(loads: bool) -> list[float]:
+        async with serving(tmp_path / str(loads)) as client:
+            await client.begin()
+            model = await client.make()
+            path = (await client.ordered("save_weights_for_sampler", model, path="a"))["path"]
+            await client.train(model, TEXTS)
+            await client.step(model)
+            await client.train(model, TEXTS)
+            if loads:
+                found = await client.ordered("load_weights", model, path=path, optimizer=True)
+                assert "holds no optimizer state" in found["error"]
+            norm = (await client.step(model))["metrics"]["grad_norm"]
+            return [norm, (await client.train(model, TEXTS))[0]["loss:sum"]]
+
+    assert asyncio.run(run(True)) == asyncio.run(run(False))
+
+
+def test_a_step_that_the_machine_breaks_off_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that runs out after some weights have moved."""
+    step = TrainedModel.step
+
+    def broken(model: TrainedModel, adam: Any) -> Any:
+        monkeypatch.setattr(TrainedModel, "step", step)
+        step(model, adam)
+        raise MemoryError
+
+    async def run(breaks: bool) -> list[float]:
+        async with serving(tmp_path / str(breaks)) as client:
+            await client.begin()
+            model = await client.make()
+            await client.train(model, TEXTS)
+            if breaks:
+                monkeypatch.setattr(TrainedModel, "step", broken)
+                assert "MemoryError" in (await client.step(model))["error"]
+            norm = (await client.step(model))["metrics"]["grad_norm"]
+            return [norm, (await client.train(model, TEXTS))[0]["loss:sum"]]
+
+    assert asyncio.run(run(True)) == asyncio.run(run(False))

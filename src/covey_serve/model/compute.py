@@ -82,6 +82,8 @@ class Compute:
             loaded.seconds += time.perf_counter() - started
         except Exception as error:
             outcome = failure(work.header["id"], error)
+            if work.header.get("stateful") and not isinstance(error, ValueError):
+                self.unload(work.model)  # it may have half of what the journal says it has not
         if work.model in self._loaded:
             self._loaded[work.model].applied = max(self._loaded[work.model].applied, work.seq)
         return outcome

@@ -141,14 +141,14 @@ class TrainedModel:
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Load weights, and moments or fresh ones. ValueError for a mismatch."""
+        if optimizer and not (folder / MOMENTS).is_file():
+            raise ValueError(f"{folder.name} holds no optimizer state: load it without, or save it by save_state")
         load_weights(self.policy, folder)
         self.reset_moments()
         for parameter in self._parameters:
             parameter.grad = None
         if not optimizer:
             return
-        if not (folder / MOMENTS).is_file():
-            raise ValueError(f"{folder.name} holds no optimizer state: load it without, or save it by save_state")
         state = torch.load(folder / MOMENTS, weights_only=True, map_location=self.policy.device)
         self._optimizer.load_state_dict(state["optimizer"])
         self.num_steps = state["num_steps"]
