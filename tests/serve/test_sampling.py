@@ -234,3 +234,24 @@ def test_a_full_models_sampler_has_its_weights(tmp_path: Path) -> None:
 
     sampled, scored = run(tmp_path, act, of=bases(full=True))
     np.testing.assert_allclose(sampled, scored, atol=1e-5)
+
+
+def test_a_path_that_was_overwritten_samples_the_new_weights(tmp_path: Path) -> None:
+    async def run() -> tuple[Any, ...]:
+        async with serving(tmp_path) as client:
+            await client.begin()
+            model = await client.make()
+            found = []
+            for place, name in enumerate("aab"):
+                told = await client.ordered("save_weights_for_sampler", model, path=name, overwrite=True)
+                body = {"session_id": client.session, "sampling_session_seq_id": place, "model_path": told["path"]}
+                sampler = (await client.call("create_sampling_session", body))["sampling_session_id"]
+                answer = await client.sample(sampler, 0, PROMPT, max_tokens=16, params={"seed": 7})
+                found.append(answer["sequences"][0]["logprobs"])
+                if place == 0:
+                    await client.train(model, TEXTS)
+                    await client.step(model, learning_rate=0.1)
+            return tuple(found)
+
+    before, overwritten, other = asyncio.run(run())
+    assert overwritten == other != before

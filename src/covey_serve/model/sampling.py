@@ -26,7 +26,7 @@ from covey.types import Completion, Sampling
 from covey_serve.limits import ServiceLimits
 from covey_serve.model.models import Bases, ModelShape
 from covey_serve.model.training import logprobs_of, pack, rows_of, vocabulary_of
-from covey_serve.store.checkpoints import check_folder
+from covey_serve.store.checkpoints import check_folder, read_facts
 from covey_serve.store.journal import Header
 from covey_serve.wire.messages import (
     NO_LOGPROB,
@@ -113,7 +113,9 @@ class Samplers:
             policy = self._bases.policy(shape.base) if plain else self._bases.make(shape, seed=0)
             slot = self._slots[shape] = _Slot(policy, self._bases.folders[shape.base].kernels)
         self._slots.move_to_end(shape)
-        if slot.name != weights.name:
+        facts = None if weights.folder is None else read_facts(weights.folder)
+        name = f"{weights.name} {facts and facts['time']}"  # a path may be overwritten
+        if slot.name != name:
             slot.name = ""
             if weights.folder is not None:
                 check_folder(weights.folder)
@@ -121,7 +123,7 @@ class Samplers:
             self._version += 1
             slot.engine.load_weights(self._version)
             slot.engine.refresh_weights()
-            slot.name = weights.name
+            slot.name = name
         return slot
 
     async def _run(self, slot: _Slot, draws: Sequence[Draw]) -> list[bytes | Exception]:

@@ -61,7 +61,7 @@ class Checkpoints:
     def find(self, path: str) -> Saved:
         """Return a checkpoint. RequestRefused where it is missing or expired."""
         folder = self.folder(path)
-        facts = _facts(folder)
+        facts = read_facts(folder)
         if facts is None or (facts.get(EXPIRES) or time.time() + 1) < time.time():
             raise RequestRefused(404, f"there is no checkpoint {path[:200]}")
         return Saved(path, folder, facts)
@@ -75,7 +75,7 @@ class Checkpoints:
     def save(self, path: str, facts: Mapping[str, Any], write: Callable[[Path], None], *, overwrite: bool) -> Saved:
         """Write a checkpoint. ValueError where the name is taken by another request."""
         folder = self.folder(path)
-        before = _facts(folder)
+        before = read_facts(folder)
         if before is not None and not overwrite and before.get("seq") != facts["seq"]:
             raise ValueError(f"checkpoint {path[:200]} exists: name another, or overwrite it")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -121,13 +121,14 @@ def save_folder(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], 
 
 def check_folder(folder: Path) -> Mapping[str, Any]:
     """Return the facts of undamaged weights. ValueError for others."""
-    facts = _facts(folder)
+    facts = read_facts(folder)
     if facts is None or {name: row for name, row in file_digests(folder).items() if name != FACTS} != facts["files"]:
         raise ValueError(f"the weights in {folder.name} are gone, or not those that were saved")
     return facts
 
 
-def _facts(folder: Path) -> dict[str, Any] | None:
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """Return the facts of weights, None where there are none."""
     found = read_object(folder / FACTS, MAX_FACTS)
     return found if "files" in found and "shape" in found else None
 
