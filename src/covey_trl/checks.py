@@ -24,11 +24,11 @@ def quantised_settings(model: Any, given: Any, keywords: dict[str, Any], peft_co
     `keywords` for loading lose what asks for them. ValueError for another quantisation, or without plain adapters.
     """
     given = keywords.pop("quantization_config", None) or given
-    of_given = {} if given is None or isinstance(given, dict) else vars(given)
+    of_given = vars(given) if hasattr(given, "__dict__") else {}
+    if given is not None and not any(of_given.get(f"_{name}") for name in BITS):
+        raise ValueError(f"quantization_config must be of BitsAndBytesConfig in 4 or 8 bits, got {given!r:.80}")
     bits = {name: keywords.pop(name, None) or bool(of_given.get(f"_{name}")) for name in BITS}
     if not any(bits.values()):
-        if given is not None:
-            raise ValueError(f"quantization_config must be of BitsAndBytesConfig in 4 or 8 bits, got {given!r:.80}")
         return {}
     if not isinstance(model, str):
         raise ValueError("weights in 4 or 8 bits need a model by name, got one in memory")

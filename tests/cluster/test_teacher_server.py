@@ -47,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.endswith("/tokenize"):
             assert asked["prompt"] == PROBE
-            return self.say({"tokens": PROBED if self.tokens is None else self.tokens})
+            status = 401 if self.spoils == "tokens" else 200
+            return self.say({"tokens": PROBED if self.tokens is None else self.tokens}, status)
         ids = asked["input_ids"] if self.path.endswith("/generate") else asked["prompt"]
         if asked.get("prompt_logprobs", 0) > 20:
             return self.say({"error": "at most 20"}, 400)
@@ -129,6 +130,13 @@ def test_a_server_that_fails_to_judge_ends_the_run_in_one_line(spoils: str, said
 def test_a_server_of_other_tokens_is_refused_by_name() -> None:
     with serving(make_policy("llama"), tokens=[1, 2]) as url, pytest.raises(ValueError, match="the policy's tokens"):
         TeacherServer(url, nano_tokenizer())
+
+
+@pytest.mark.parametrize("changes", [{"spoils": "tokens"}, {"tokens": 3}])
+def test_a_server_whose_tokens_cannot_be_read_is_refused_in_one_line(changes: dict[str, Any]) -> None:
+    with serving(make_policy("llama"), **changes) as url, pytest.raises(ValueError, match="must tell its") as told:
+        TeacherServer(url, nano_tokenizer())
+    assert "\n" not in str(told.value)
 
 
 def test_an_address_without_a_server_is_refused() -> None:

@@ -152,14 +152,15 @@ def test_verls_accuracies_of_several_data_sets_are_averaged_apart_from_rewards(
     tmp_path: Path,
 ) -> None:
     held_out = {"val-core/a/acc/mean@1": 0.5, "val-core/b/acc/mean@1": 1.0}
-    rows = [held_out | {"val-aux/a/reward/mean@1": 0.25}, held_out, {"val/test_score/a": 0.125}]
+    scores = [{"val/test_score/a": score} for score in (0.125, None)]
+    rows = [held_out | {"val-aux/a/reward/mean@1": 0.25}, held_out, *scores]
     log = tmp_path / "run.jsonl"
     log.write_text("\n".join(json.dumps({"step": step, "data": row}) for step, row in enumerate(rows)))
     assert of_verl(log) == (
         [],
         [
             {"step": 0, "reward_mean": 0.25, "accuracy": 0.75},
-            {"step": 1, "reward_mean": 0.5, "accuracy": 0.75},
+            {"step": 1, "reward_mean": 0.75, "accuracy": 0.75},
             {"step": 2, "reward_mean": 0.125},
         ],
     )

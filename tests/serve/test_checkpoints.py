@@ -156,6 +156,21 @@ def test_a_checkpoint_of_another_rank_is_not_loaded_into_a_model(tmp_path: Path)
     assert "is of another base, rank or layers than the model" in found["error"]
 
 
+def test_weights_of_a_base_that_is_not_served_are_no_sampler(tmp_path: Path) -> None:
+    facts = facts_of(MODEL, ModelShape("gone", 4), 1, {})
+    path = f"tinker://{MODEL}/sampler_weights/a"
+    Checkpoints(tmp_path / "checkpoints").save(path, facts, lambda aside: None, overwrite=False)
+
+    async def run() -> Any:
+        async with serving(tmp_path) as client:
+            await client.begin()
+            body = {"session_id": client.session, "sampling_session_seq_id": 0, "model_path": path}
+            return await client.call("create_sampling_session", body)
+
+    with pytest.raises(RequestRefused, match=f"base model must be one of {NAME}, got gone"):
+        asyncio.run(run())
+
+
 def test_the_row_of_a_served_step_has_all_tokens_since_the_one_before(tmp_path: Path) -> None:
     async def run() -> list[Any]:
         async with serving(tmp_path) as client:

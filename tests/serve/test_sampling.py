@@ -182,6 +182,7 @@ def test_a_sampler_keeps_the_weights_of_its_place_in_the_order(tmp_path: Path) -
         ({"params": {"max_tokens": 0}}, "max_tokens must be in [1, "),
         ({"params": {"max_tokens": 10**9}}, "max_tokens must be in [1, "),
         ({"params": {"stop": [[1]]}}, "stop must be strings or token ids"),
+        ({"params": {"stop": ["a", 3]}}, "stop must be strings or token ids"),
         ({"params": {"stop": ""}}, "stop strings must not be empty"),
         ({"prompt": {"chunks": []}}, "prompt must hold at least one token"),
         ({"prompt": {"chunks": [{"type": "image", "data": ""}]}}, "prompt must be chunks of encoded_text"),
@@ -222,18 +223,27 @@ def test_further_targets_of_a_prompt_are_scored(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores[:, 0], floats(found["prompt_logprobs"])[1:], atol=1e-5)
 
 
-def test_a_full_models_sampler_has_its_weights(tmp_path: Path) -> None:
+def test_a_full_models_sampler_has_its_weights_and_the_base_its_own(tmp_path: Path) -> None:
+    ask, told = {"prompt_logprobs": True}, []
+
     async def act(client: Client) -> Any:
+        base = await base_sampler(client, 7)
+        if not told:  # the base before the model, then after it alone
+            told.append(await client.sample(base, 0, PROMPT, **ask))
         model = await client.make()
         for _ in range(2):
             await client.train(model, TEXTS)
             await client.step(model)
-        found = await client.sample(await client.sampler(model), 0, PROMPT, prompt_logprobs=True)
+        found = await client.sample(await client.sampler(model), 0, PROMPT, **ask)
+        told.append(await client.sample(base, 1, PROMPT, **ask))
         _, (scores,) = await client.train(model, [cross_entropy(PROMPT)], forward_only=True)
         return floats(found["prompt_logprobs"])[1:], scores
 
-    sampled, scored = run(tmp_path, act, of=bases(full=True))
-    np.testing.assert_allclose(sampled, scored, atol=1e-5)
+    for place in range(2):
+        sampled, scored = run(tmp_path / str(place), act, of=bases(full=True))
+        np.testing.assert_allclose(sampled, scored, atol=1e-5)
+        assert abs(np.array(sampled) - floats(told[0]["prompt_logprobs"])[1:]).max() > 0.1
+    assert len({each["prompt_logprobs"] for each in told}) == 1
 
 
 def test_a_path_that_was_overwritten_samples_the_new_weights(tmp_path: Path) -> None:

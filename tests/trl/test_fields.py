@@ -371,6 +371,10 @@ def test_a_callback_that_waits_for_a_metric_of_transformers_is_refused_in_one_li
             {"model": "nowhere", "quantization_config": {"load_in_4bit": True}},
             "quantization_config must be of BitsAndBytesConfig in 4 or 8 bits, got {'load_in_4bit': True}",
         ),
+        (
+            {"model": "nowhere", "quantization_config": "4bit"},
+            "quantization_config must be of BitsAndBytesConfig in 4 or 8 bits, got '4bit'",
+        ),
         ({"model": "nano", "peft_config": {"r": 8}}, "peft_config must be a LoraConfig of plain adapters, got dict"),
     ],
 )

@@ -104,8 +104,7 @@ class TeacherServer:
     def _ask_model(self) -> str:
         base = self._url.removesuffix(GENERATE)
         try:
-            answer = self._client.get(f"{base}/v1/models")
-            answer.raise_for_status()
+            answer = self._client.get(f"{base}/v1/models").raise_for_status()
             return str(answer.json()["data"][0]["id"])
         except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
             told = " ".join(str(error).split())[:200]
@@ -114,11 +113,16 @@ class TeacherServer:
     def _check_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuse a server whose tokenizer numbers others, where it tells."""
         body = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
-        answer = self._client.post(f"{self._url.removesuffix(GENERATE)}/tokenize", json=body)
-        if answer.status_code in (404, 405):
-            LOGGER.warning("%s does not tell its tokens: %s must number them as the policy does", self._url, SETTING)
-            return
-        its, own = answer.json()["tokens"], tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+        own = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+        try:
+            answer = self._client.post(f"{self._url.removesuffix(GENERATE)}/tokenize", json=body)
+            if answer.status_code in (404, 405):
+                LOGGER.warning("%s tells no tokens: %s must number them as the policy does", self._url, SETTING)
+                return
+            its = list(answer.raise_for_status().json()["tokens"])
+        except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
+            told = " ".join(str(error).split())[:200]
+            raise ValueError(f"{SETTING}={self._url} must tell its tokens or that it does not, got {told}") from error
         if its != own:
             raise ValueError(
                 f"{SETTING}={self._url} must have the policy's tokens, its {self._model} splits a text into {len(its)} "

@@ -7,6 +7,7 @@ TRL keeps them in `log_history` of trainer_state.json, verl prints `step:N - nam
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from covey.system.disk import read_regular
@@ -84,7 +85,7 @@ def of_verl(file: Path) -> tuple[list[Row], list[Row]]:
             continue
         if any(name.startswith(("critic/", "actor/", "response_length/")) for name in row):
             training.append(_renamed(row, VERL))
-        held_out = {name: value for name, value in row.items() if VERL_HELD_OUT.fullmatch(name)}
+        held_out = {n: one for n, one in row.items() if VERL_HELD_OUT.fullmatch(n) and isinstance(one, int | float)}
         if held_out:
             looks.append({"step": row["step"], **_held_out_of_verl(held_out)})
     return training, looks
@@ -111,13 +112,8 @@ def _numbers(line: str) -> Row | None:
 
 def _held_out_of_verl(row: Mapping[str, float]) -> Row:
     right = [value for name, value in row.items() if "/acc/" in name]
-    rewards = [value for name, value in row.items() if "/acc/" not in name]
-    found: Row = {}
-    if right or rewards:
-        found["reward_mean"] = (rewards or right)[0]
-    if right:
-        found["accuracy"] = sum(right) / len(right)
-    return found
+    rewards = [value for name, value in row.items() if "/acc/" not in name] or right
+    return {"reward_mean": fmean(rewards)} | ({"accuracy": fmean(right)} if right else {})
 
 
 def _merged(rows: Sequence[Row]) -> list[Row]:

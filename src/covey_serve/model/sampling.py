@@ -85,7 +85,7 @@ class Samplers:
 
     def __init__(self, bases: Bases, limits: ServiceLimits) -> None:
         self._bases, self._limits = bases, limits
-        self._slots: OrderedDict[ModelShape, _Slot] = OrderedDict()
+        self._slots: OrderedDict[ModelShape | str, _Slot] = OrderedDict()
         self._version = 0
 
     def run(self, weights: SampledWeights, requests: Sequence[tuple[Header, bytes]]) -> list[bytes | Exception]:
@@ -104,15 +104,16 @@ class Samplers:
         return answers
 
     def _slot(self, weights: SampledWeights) -> _Slot:
-        shape = weights.shape if weights.folder is not None else ModelShape(weights.shape.base)
-        slot = self._slots.get(shape)
+        # A model that is trained whole has the shape of its base
+        base, plain = weights.shape.base, weights.folder is None
+        key: ModelShape | str = base if plain else weights.shape
+        slot = self._slots.get(key)
         if slot is None:
             while len(self._slots) >= MAX_ENGINES:
                 self._slots.popitem(last=False)
-            plain = weights.folder is None
-            policy = self._bases.policy(shape.base) if plain else self._bases.make(shape, seed=0)
-            slot = self._slots[shape] = _Slot(policy, self._bases.folders[shape.base].kernels)
-        self._slots.move_to_end(shape)
+            policy = self._bases.policy(base) if plain else self._bases.make(weights.shape, seed=0)
+            slot = self._slots[key] = _Slot(policy, self._bases.folders[base].kernels)
+        self._slots.move_to_end(key)
         facts = None if weights.folder is None else read_facts(weights.folder)
         name = f"{weights.name} {facts and facts['time']}"  # a path may be overwritten
         if slot.name != name:

@@ -199,8 +199,8 @@ def create_sampling_session(context: Context) -> Content:
     name = f"{session}:sample:{number(body, 'sampling_session_seq_id', 0, 2**31)}"
     path = field(body, "model_path", str, None)
     if name not in service.ledger.samplers:
-        base = base_of(service, field(body, "base_model", str)) if path is None else ""
-        shape = service.checkpoints.find(path).shape if path is not None else ModelShape(base)
+        shape = ModelShape(field(body, "base_model", str)) if path is None else service.checkpoints.find(path).shape
+        base_of(service, shape.base)
         service.commit(sampler_header(name, session, shape, path=path))
     return {"type": "create_sampling_session", "sampling_session_id": name}
 

@@ -172,7 +172,7 @@ def read_sample(body: Mapping[str, Any], limits: ServiceLimits, room: int) -> Sa
     count = number(body, "num_samples", 1, limits.samples, 1)
     stop = params.get("stop")
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if not isinstance(stops, list) or len(stops) > 64 or len({type(each) for each in stops} - {int, str}):
+    if not isinstance(stops, list) or len(stops) > 64 or {type(each) for each in stops} not in (set(), {int}, {str}):
         raise ValueError("stop must be strings or token ids, at most 64")
     texts, ids = [s for s in stops if isinstance(s, str)], [s for s in stops if isinstance(s, int)]
     most = number(params, "max_tokens", 1, room, max(room - len(prompt), 1))

@@ -27,12 +27,12 @@ def first_line(error: BaseException) -> str:
 def duration(seconds: float) -> str:
     """Format seconds in one of three forms by size.
 
-    >>> duration(0.42), duration(42.4), duration(3725)
-    ('0.42 s', '42 s', '1:02:05')
+    >>> duration(0.42), duration(42.4), duration(59.7), duration(3725)
+    ('0.42 s', '42 s', '1:00', '1:02:05')
     """
     if seconds < 10:
         return f"{seconds:.2f} s"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -77,10 +77,10 @@ def number_of(number: int, noun: str) -> str:
 def three_digits(value: float) -> str:
     """Format a number with three digits, a large one in whole thousands.
 
-    >>> three_digits(0.04567), three_digits(2404.2), three_digits(1234567)
-    ('0.0457', '2,404', '1,234,567')
+    >>> three_digits(0.04567), three_digits(2404.2), three_digits(999.6), three_digits(1234567)
+    ('0.0457', '2,404', '1,000', '1,234,567')
     """
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def four_digits(value: float) -> float:
