@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from covey.config import compose as settings
 from covey.config.schema import Config
 from covey.policy.models.naming import IN_MEMORY
@@ -112,8 +110,8 @@ def _compute(asked: Asked, plan: DrawnSteps, found: Sequence[ChangedFile], proof
     facts: dict[str, Any] = {"seed": asked.seed, "drawn": list(plan.drawn), "reach": plan.reach, "total": plan.total}
     done: dict[str, list[int]] = {"steps": [], "evaluations": [], "checkpoints": []}
     verdicts: list[Judgement] = []
-    for leg, ranges in plan.work:
-        config = config_at(asked, leg.changes)
+    configs = [config_at(asked, leg.changes) for leg, _ in plan.work]
+    for config, (leg, ranges) in zip(configs, plan.work, strict=True):
         first, last = ranges[0].start, ranges[-1].last
         what = f"computing again what followed step {first}, up to step {last}"
         with Pulse(lambda seconds, what=what: say(f"{what}: {seconds:.0f} s"), BEAT_SECONDS):  # type: ignore[misc]
@@ -180,11 +178,8 @@ def config_at(asked: Asked, num_changes: int) -> Config:
     """Return the settings after `num_changes` changes. ValueError for untrusted ones."""
     settings.register()
     names = [override.key_or_group for override in parse_words(asked.typed) if override.key_or_group != TRUST]
-    wanted = settings_of(asked.folder, [*asked.typed, f"resume_changes=[{','.join(names)}]"])
-    for line in reversed(changes_of(asked.folder)[num_changes:]):
-        for name, change in line["changes"].items():
-            OmegaConf.update(wanted, name, change.get("from"), merge=False)
-    return settings.to_config(wanted)
+    control = f"resume_changes=[{','.join(names)}]"
+    return settings.to_config(settings_of(asked.folder, [*asked.typed, control], num_changes))
 
 
 def machine_then(folder: Path, proof: Sequence[Row], step: int) -> Mapping[str, Any]:

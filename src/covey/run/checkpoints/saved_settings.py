@@ -48,8 +48,8 @@ def _named_run(resume: str) -> Path:
     raise ValueError(f"resume={resume} is {fault if resume else 'empty'}; resume=latest finds the newest run")
 
 
-def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
-    """Return the settings of a run with the typed ones applied.
+def settings_of(folder: Path, typed: Sequence[str], num_changes: int | None = None) -> DictConfig:
+    """Return the settings of a run, after all its changes or some, with the typed ones applied.
 
     ValueError where a typed setting differs and resume_changes does not list it, and where the run is untrusted
     (`trust.check`).
@@ -57,7 +57,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     overrides = parse_words(typed)
     control = {override.key_or_group: override.value() for override in overrides if override.key_or_group in CONTROL}
     trusted = control.get("trust_run") is True
-    saved = with_own_caches(saved_settings(folder), folder, trusted=trusted)
+    saved = with_own_caches(saved_settings(folder, num_changes), folder, trusted=trusted)
     wanted = saved.copy()
     for override in overrides:
         key, value = override.key_or_group, override.value()
@@ -157,10 +157,10 @@ def diff_settings(folder: Path, config: Config, typed: Sequence[str]) -> list[st
     return [f"{key}={now} (run: {then})" for key, (then, now) in pairs.items() if then != now]
 
 
-def saved_settings(folder: Path) -> DictConfig:
-    """Return the run's last settings, changes included."""
+def saved_settings(folder: Path, num_changes: int | None = None) -> DictConfig:
+    """Return the run's last settings, or those after `num_changes` changes."""
     saved = saved_in(folder / CONFIG)
-    for line in changes_of(folder):
+    for line in changes_of(folder)[:num_changes]:
         for key, change in line["changes"].items():
             OmegaConf.update(saved, key, change["to"], merge=False)
     return saved

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.loop import train
 from covey.run import trust
 from covey.run.checkpoints.manifest import MANIFEST, digest_of_file, file_digests
-from covey_report.verify.command import run_verify
+from covey_report.verify.command import Asked, config_at, run_verify
 from covey_report.verify.proof import pack, saved_checks
 
 from ....support.small import rewrite, small_config
@@ -238,3 +239,16 @@ def test_a_foreign_run_runs_no_code_of_its_own(run: Path) -> None:
     (run / "run.seal").unlink()
     with pytest.raises(ValueError, match="was not created by you here, and its settings run code"):
         run_verify([str(run)])
+
+
+def test_settings_that_a_foreign_run_changed_later_run_no_code(run: Path) -> None:
+    (run / "run.seal").unlink()
+    change = {"from": ["os:system"], "to": ["think_format"]}
+    (run / "changes.jsonl").write_text(json.dumps({"after_step": 4, "changes": {"rewards": change}}) + "\n")
+    asked = Asked(run, (), 1, 1, 0, run / "said.json")
+    assert config_at(asked, 1).rewards == ["think_format"]
+    with pytest.raises(
+        ValueError, match=r"its settings run code .*rewards=tests.support.byte_rewards:by_bytes; review"
+    ):
+        config_at(asked, 0)
+    assert config_at(replace(asked, typed=("trust_run=true",)), 0).rewards == ["tests.support.byte_rewards:by_bytes"]
