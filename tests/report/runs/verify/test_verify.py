@@ -247,8 +247,6 @@ def test_settings_that_a_foreign_run_changed_later_run_no_code(run: Path) -> Non
     (run / "changes.jsonl").write_text(json.dumps({"after_step": 4, "changes": {"rewards": change}}) + "\n")
     asked = Asked(run, (), 1, 1, 0, run / "said.json")
     assert config_at(asked, 1).rewards == ["think_format"]
-    with pytest.raises(
-        ValueError, match=r"its settings run code .*byte_rewards:by_bytes; review"
-    ):
+    with pytest.raises(ValueError, match=r"its settings run code .*byte_rewards:by_bytes; review"):
         config_at(asked, 0)
     assert config_at(replace(asked, typed=("trust_run=true",)), 0).rewards == ["tests.support.byte_rewards:by_bytes"]
