@@ -172,7 +172,7 @@ def _with_hedge(text: str, mark: _Mark) -> str:
     elif after is None:
         return mark.text
     prefix = f"{before[1]} or " if before is not None else ""
-    suffix = after[0].lstrip("$ *()[]\\.,;:") if after is not None else ""
+    suffix = after[0].lstrip("$ *()[]\\.,;:?") if after is not None else ""
     return f"{prefix}{mark.text} {suffix}".strip()
 
 

@@ -4,7 +4,7 @@ from covey_graders.math.formulas.forms import canonical, has_words, is_compound,
 from covey_graders.math.formulas.nodes import Node, is_equation, last_side
 from covey_graders.math.formulas.relations import has_dots, same_relation, same_with_dots
 from covey_graders.math.formulas.trees import read_tree
-from covey_graders.math.formulas.words import FUNCTIONS, tokens_of
+from covey_graders.math.formulas.words import AND, FUNCTIONS, SETS, tokens_of
 from covey_graders.math.reading.normalize import TEXT_COMMAND
 from covey_graders.math.reading.units import is_date, measures_of, without_unit
 from covey_graders.tables import patterns_beside
@@ -34,7 +34,7 @@ def same_formula(answer: str, gold: str) -> bool:
     """Return True for exactly equal mathematics; unreadable text is compared."""
     if same_spelling(answer, gold) or same_spelling(answer, _RE["base"].sub("", gold)):
         return True
-    if max(len(answer), len(gold)) > MAX_FORMULA or is_date(gold) or (_is_wording(answer) and _is_wording(gold)):
+    if max(len(answer), len(gold)) > MAX_FORMULA or is_date(gold) or _are_other_words(answer, gold):
         return False
     tree, expected = read_tree(without_unit(answer)), read_tree(without_unit(gold))
     measures = measures_of(gold)
@@ -47,10 +47,31 @@ def same_formula(answer: str, gold: str) -> bool:
     return _same_tree(tree, expected if has_words(tree) else without_words(expected))
 
 
-def _is_wording(text: str) -> bool:
-    """Return True for words: letters in another order are another one."""
-    is_letters = all(token.isalpha() and len(token) == 1 for token in tokens_of(text))
-    return is_letters and any(run not in FUNCTIONS for run in _RE["wording"].findall(text))
+def _are_other_words(answer: str, gold: str) -> bool:
+    """Return True for the same letters or words in another order.
+
+    Words joined by "and" or in a set have no order, nor has `abc`, which may be a product.
+    """
+    if list(gold) == sorted({*gold}) and gold.isalpha() and gold.islower() and not _RE["wording"].search(gold):
+        return False
+    (said, _), (wanted, is_free) = _members_of(answer), _members_of(gold)
+    if said and wanted:
+        return said != wanted and not (is_free and sorted(said) == sorted(wanted))
+    found = [_RE["wording"].findall(_RE["command"].sub(" ", text)) for text in (answer, gold)]
+    ours, theirs = ([word for word in words if word not in FUNCTIONS] for words in found)
+    return ours != theirs and sorted(ours) == sorted(theirs) and not is_free and "\\{" not in gold
+
+
+def _members_of(text: str) -> tuple[list[str], bool]:
+    """Return the words of a list, and whether "and" joins them.
+
+    A digit right behind a letter is one, as in H2O; none where the text is mathematics.
+    """
+    text = TEXT_COMMAND.sub(r" \1 ", text)
+    tokens = tokens_of(text)
+    members = "".join("," if token in SETS["separators"] else token for token in tokens).split(",")
+    is_spelled = all(map(_RE["spelled"].fullmatch, members)) and FUNCTIONS.isdisjoint(_RE["name"].findall(text))
+    return [name.lower() if len(name) > 1 else name for name in members] if is_spelled else [], AND in tokens
 
 
 def _same_tree(answer: Node, gold: Node) -> bool:

@@ -76,9 +76,17 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
             for text in (answer.text, *_in_parts(completion, gold))
             if not computed or _is_allowed(text, gold, question)
         ]
+        if _RE["ordered"].search(question) and not any("=" in text for text in (gold, *texts)):
+            texts, gold = [_as_point(text) for text in texts], _as_point(gold)
         is_same = any(same_formula(_converted(text, conversion(*units)), gold) for text in texts)
         return is_same or _same_measures(answer.text, gold, question, computed)
     return _same_number(answer, gold, question, computed, conversion(*units))
+
+
+def _as_point(text: str) -> str:
+    """Return a list in brackets, which has an order."""
+    tree = read_tree(text)
+    return f"({text})" if isinstance(tree, Grouping) and tree.kind == "list" else text
 
 
 def _in_parts(completion: str, gold: str) -> list[str]:
@@ -230,8 +238,10 @@ def _is_stated(gold: str, text: str) -> bool:
     ends, measures, given = range_of(gold), measures_of(gold), measures_of(text)
     is_same_range = ends is not None and ends == range_of(text)
     is_total = max(len(measures), len(given)) > 1 and _total(text) == _total(gold) is not None
-    several = [set(re.findall("[A-K]", one)) for one in (text, gold) if _RE["choices"].fullmatch(one)]
-    is_same = text.strip(" $.") == gold.strip() or given == measures != set() or several[1:] == several[:1] != []
+    chosen, choices = (re.findall("[A-K]", one) if _RE["choices"].fullmatch(one) else [] for one in (text, gold))
+    # Letters in another order, or that repeat, are no choices
+    is_chosen = sorted(chosen) == sorted({*choices}) == choices != []
+    is_same = text.strip(" $.") == gold.strip() or given == measures != set() or is_chosen
     return is_same or is_same_range or is_total or same_time(text, gold)
 
 

@@ -266,13 +266,13 @@ def _same_end(one: Node, other: Node) -> bool:
 
 
 def same_value(answer: Node, gold: Node) -> bool:
-    """Compare values: sets and lists in any order, points by places."""
+    """Compare values: sets and lists without repeats in any order."""
     if is_equation(gold):
         return equal_equations(answer, gold)
     given, wanted = last_side(answer), last_side(gold)
     if not isinstance(given, Grouping) or not isinstance(wanted, Grouping):
         return canonical(given) == canonical(wanted) or equal_values(given, wanted)
-    if {given.kind, wanted.kind} <= UNORDERED:
+    if {given.kind, wanted.kind} <= UNORDERED and len(set(map(canonical, wanted.members))) == len(wanted.members):
         table = [[same_value(one, other) for one in given.members] for other in wanted.members]
         return all(map(any, (*table, *zip(*table, strict=True))))
     if given.kind != wanted.kind or len(given.members) != len(wanted.members):

@@ -150,6 +150,8 @@ class _Reader:
             elif operation and self._peek() in SIGNS:
                 node = times(node, FunctionCall(DOUBLE_SIGN, (self._signed(self._factor),)))
             elif operation or not (self._is_over() or self._peek() in CONTINUATIONS):
+                if not operation and self._peek()[0].isdecimal() and self._tokens[self._position - 1][-1].isdecimal():
+                    raise _Unreadable  # 5 6 7 is no product
                 is_applied = not operation and self._peek() == "(" and isinstance(node, Symbol | Power | FunctionCall)
                 node = replace(times(node, self._factor()), is_applied=is_applied)
             else:

@@ -203,7 +203,7 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
     if value is None:
         arithmetic.position = begin
         value = arithmetic.sum()
-    before = text[max(0, begin - 20) : begin].rstrip()
+    before = text[max(0, begin - 30) : begin].rstrip()
     if (
         value is None
         or before.endswith(("±", "\\pm"))
