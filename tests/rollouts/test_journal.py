@@ -211,7 +211,7 @@ def test_a_journal_of_other_settings_is_not_used_and_says_so(tmp_path: Path) -> 
     written(tmp_path / "journal")
     journal = opened(tmp_path / "journal", "j" * 64)
     assert group_of(journal).completions == {}
-    assert journal.found == "the journal was written with other settings or prompts and is not used"
+    assert journal.found == "the journal was written with other settings, prompts or code and is not used"
     journal.close()
 
 

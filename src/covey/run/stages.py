@@ -172,7 +172,7 @@ def open_journal(run: Run, record: RunRecorder, prompts: str, checkpoint: Path |
     """Open the journal of the steps after a checkpoint."""
     if not run.config.output.journal:
         return
-    identity = fingerprint.run_identity(prompts, asdict(run.config))
+    identity = fingerprint.run_identity(prompts, asdict(run.config) | {"code": run.code})
     vocabulary = int(run.policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
     place, step = (collectives.rank(), collectives.world_size()), checkpoint and step_of(checkpoint)
     waits = run.config.output.on_write_error == "continue"

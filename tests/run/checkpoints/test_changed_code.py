@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import covey
+from covey.rollouts.saved.journal import RolloutJournal
+from covey.run import stages
 from covey.run.records.facts import changed_code
 from covey.system.custom import source_hashes
 
@@ -72,6 +74,24 @@ def test_an_unchanged_reward_and_a_run_saved_without_hashes_pass(
     rewrite(Path("before/checkpoints/step-000001/manifest.json"), lambda old: {"user_code": {}})
     write_reward(Path(), name, 2)
     assert warnings_of_resuming(Path("before"), name, caplog) == []
+
+
+def test_answers_in_the_journal_are_of_the_same_code(
+    begun: tuple[Path, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, name = begun
+    identities: list[str] = []
+
+    def journal(folder: Path, identity: str, *place: Any, **more: Any) -> RolloutJournal:
+        identities.append(identity)
+        return RolloutJournal(folder, identity, *place, **more)
+
+    monkeypatch.setattr(stages, "RolloutJournal", journal)
+    for scale in (1, 1, 2):
+        copy = shutil.copytree(folder, Path(f"copy-{len(identities)}"))
+        write_reward(Path(), name, scale)
+        warnings_of_resuming(copy, name, caplog)
+    assert identities[0] == identities[1] != identities[2]
 
 
 def test_only_files_that_both_have_are_compared() -> None:

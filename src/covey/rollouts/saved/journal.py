@@ -108,9 +108,8 @@ class RolloutJournal:
     ) -> None:
         """Read the files since step `step`, and delete older ones.
 
-        `identity` tells apart what other settings or prompts would make, `vocabulary` bounds the tokens. `place` is the
-        rank of this process, and how many there are. With `wait` a disk that refuses lines does not end the run
-        (`JsonlWriter`).
+        `identity` tells settings, prompts and code apart, `vocabulary` bounds the tokens. `place` is the rank of this
+        process, and how many there are. With `wait` a disk that refuses lines does not end the run (`JsonlWriter`).
         """
         self.folder, self.step = folder, step
         self._identity, self._vocabulary, self._wait = identity, vocabulary, wait
@@ -310,7 +309,7 @@ def _line(line: bytes) -> JournalLine | None:
 def _describe(known: Mapping[str, Sequence[JournalLine]], identity: str, until: float) -> str:
     """Describe what was found, `until` the last sign of life."""
     if known and not any(key.startswith(identity[:8]) for key in known):
-        return "the journal was written with other settings or prompts and is not used"
+        return "the journal was written with other settings, prompts or code and is not used"
     groups = [{line.kind for line in lines} for lines in known.values()]
     lines = [line for of_group in known.values() for line in of_group]
     if not any("begin" in kinds for kinds in groups):
