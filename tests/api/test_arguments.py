@@ -39,6 +39,12 @@ def without_arguments() -> None:
         ({"data__path": "rows.jsonl"}, "data.path is given twice: write it once"),
         ({"algorithm": AlgorithmConfig(kl_estimator="k1")}, "algorithm.kl_estimator=k1 needs algorithm.kl_coef > 0"),
         ({"reward": by_bytes}, "unknown setting reward; did you mean rewards?"),
+        ({"reward_fn": by_bytes}, "unknown setting reward_fn; did you mean rewards?"),
+        (
+            {"beta": 0.05, "mini_batch_size": 4, "learning_rate": 5e-6},
+            "unknown setting beta, did you mean algorithm.kl_coef?; mini_batch_size=4 is mini_batch_rollouts=4 here; "
+            "unknown setting learning_rate, did you mean optimizer.lr?",
+        ),
         ({"dataset": ROWS}, "unknown setting dataset; did you mean data?"),
         ({"recipe": 3}, "recipe must be a name, got 3"),
         ({"resume": True}, "resume must be a path, got True"),

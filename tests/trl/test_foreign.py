@@ -10,6 +10,7 @@ from covey.cli.help import group_choices
 from covey.config.schema import setting_names
 from covey_trl import translation as foreign
 from covey_trl.fields import MAPPED, REFUSED
+from covey_trl.translation.command import translate
 from covey_trl.translation.counterparts import CONVERT, system
 
 KNOWN = {*setting_names(), "model.name", "environment"}
@@ -146,6 +147,37 @@ def test_two_words_of_a_system_mean_the_same_in_either_order(name: str, count: i
         assert words[0] == words[1], given
 
 
+def test_a_mode_with_devices_of_its_own_is_answered_with_what_takes_them() -> None:
+    line = refused("mode=sync", "train_model.num_devices=2", "ref_model.num_devices=2")
+    assert "mode=sync is source=ray max_staleness=0 here" in line
+    assert "train_model.num_devices=2 is devices.trainer=2 here" in line
+    assert "ref_model.num_devices=2 is devices.reference=2 here" in line
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("batch_size=16 group_size=8", "groups_per_step=16"),
+        ("mini_batch_size=4 gradient_accumulation_steps=4", "mini_batch_rollouts=16"),
+        ("batch_size=128 group_size=4 mini_batch_size=8", "groups_per_step=32 mini_batch_rollouts=8"),
+        (
+            "mini_batch_size=4 group_size=4 gradient_accumulation_steps=4 batch_size=128",
+            "groups_per_step=32 mini_batch_rollouts=16",
+        ),
+    ],
+)
+def test_batches_beside_mini_batches_count_completions_in_any_order(typed: str, words: str) -> None:
+    for order in (typed.split(), typed.split()[::-1]):
+        assert f" is {words} here" in refused(*order)
+        assert set(words.split()) <= {*translate(order).words.values()}
+
+
+def test_names_that_adapters_have_everywhere_tell_no_program() -> None:
+    words = ["load_in_4bit=true", "lora_alpha=32", "lora_dropout=0.05", "r=16"]
+    assert foreign.system_of(words, dict(word.split("=") for word in words)) is None
+    assert translate(words).words.keys() <= {"model.load_in_4bit", "model.lora_rank", "model.lora_dropout"}
+
+
 def test_what_has_no_counterpart_says_why() -> None:
     assert refused("critic.optim.lr=1e-5") == "critic.optim.lr=1e-5 is no setting here (GRPO has no critic)"
     assert "prompts are never cut" in refused("data.truncation=error")
@@ -167,6 +199,7 @@ def test_a_configuration_and_a_script_of_another_system_are_named_for_what_they_
     assert refused("--config-name", "grpo_ifeval") == "--config-name grpo_ifeval is recipe=torchrl_ifeval here"
     assert refused("--config-name=grpo_gsm8k") == "--config-name grpo_gsm8k is recipe=torchrl_gsm8k here"
     assert "`covey translate -- COMMAND`" in refused("grpo-sync.py")
+    assert "`covey translate -- COMMAND`" in refused("grpo-sync-multi-node.sbatch")
     assert "algorithm.kl_coef=0.2" in refused("--kl_beta=0.2")
     assert "model.precision=float16" in refused("--mixed_precision", "fp16")
 

@@ -307,6 +307,9 @@ DOCUMENT = (
     "grpo-sync.py mode=sync optimizer.lr=2e-5 optimizer.weight_decay=0.01",
     "grpo-sync.py mode=sync model.name=meta-llama/Llama-2-7b-hf",
     "grpo-sync.py mode=sync train.sync_iter=False",
+    "grpo-sync.py mode=sync train.optim_batch_size=2",
+    "grpo-sync.py mode=sync train.kl_coef_in_loss=False",
+    "grpo-async.py mode=async ref_model.num_devices=1 train.kl_to_ref_coeff=0.1 train.kl_coef_in_loss=True",
 )
 
 
@@ -413,6 +416,45 @@ def test_a_batch_script_of_the_torchrl_document_is_answered_with_coveys() -> Non
     found = translate(["sbatch", "sota-implementations/grpo/grpo-sync-multi-node.sbatch"])
     assert found.words["recipe"] == "recipe=torchrl_gsm8k"
     assert "grpo-sync-multi-node.sbatch: examples/slurm/sync.sbatch starts covey train with these words" in found.notes
+
+
+def test_a_batch_script_that_is_there_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "grpo-sync-multi-node.sbatch"
+    command = "python grpo-sync.py mode=sync train_model.num_devices=8 ref_model.num_devices=4"
+    script.write_text(f'#SBATCH --nodes=2\nCMD="{command}"\nsrun bash run_in_ray_cluster.sh "$CMD"\n')
+    for words in ([str(script)], ["sbatch", str(script)]):
+        found = translate(words)
+        assert {"source=ray", "devices.trainer=8", "devices.reference=4"} <= set(found.words.values())
+        assert sum(note.startswith("grpo-sync-multi-node.sbatch: examples/slurm/") for note in found.notes) == 1
+
+
+def test_where_the_kl_goes_does_not_turn_it_off() -> None:
+    in_loss = translate(["python", "grpo-sync.py", "train.kl_coef_in_loss=True"]).words.values()
+    assert {"algorithm.kl_in=loss", "algorithm.kl_coef=0.01", "algorithm.kl_estimator=k3"} <= set(in_loss)
+    in_reward = translate(["python", "grpo-sync.py", "train.kl_coef_in_loss=False"]).words.values()
+    assert {"algorithm.kl_in=reward", "algorithm.kl_coef=0.01", "algorithm.kl_estimator=k1"} <= set(in_reward)
+    of_file = translate(["python", "grpo-sync.py", "train.kl_coef_in_loss=True", "train.use_kl_to_ref=False"])
+    assert of_file.words["algorithm.kl_coef"] == "algorithm.kl_coef=0"
+
+
+def test_a_script_that_accelerate_starts_was_not_read_and_it_is_said() -> None:
+    found = translate(["accelerate", "launch", "--num_processes", "2", "--mixed_precision", "fp16", "grpo_run.py"])
+    assert [*found.words.values()] == ["model.precision=float16"]
+    assert any(note.startswith("grpo_run.py was not read: a script of TRL runs with") for note in found.notes)
+
+
+def test_words_of_the_reward_function_document_are_fields_of_trl(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    args = {"group_size": 4, "beta": 0.05, "learning_rate": 5e-6, "mini_batch_size": 4, "batch_size": 128}
+    args |= {"target_kl": 0.1, "gradient_accumulation_steps": 4, "ppo_epochs": 2, "clip_range": 0.1, "num_steps": 3}
+    path.write_text(json.dumps(args))
+    found = translate(read_file(path)).words
+    assert set(found.values()) >= {
+        *("group_size=4", "mini_batch_groups=4", "updates_per_batch=2", "algorithm.kl_coef=0.05"),
+        *("algorithm.target_kl=0.1", "algorithm.loss_options={eps_low:0.1,eps_high:0.1}", "optimizer.lr=5e-06"),
+    }
+    assert "groups_per_step" not in found  # 32, as it is here
+    assert "mini_batch_rollouts" not in found
 
 
 def test_fields_of_trl_mean_something_together(tmp_path: Path) -> None:

@@ -287,7 +287,8 @@ def torchrl(said: Mapping[str, str], x: Data) -> Tensor:
     groups_N, found_N = torch.tensor(GROUPS), torch.zeros_like(x.rewards_N)
     rewards_N, log_p_NT = x.rewards_N, x.log_probs()
     names = ("train.kl_to_ref_coeff", "policy.kl_coef")
-    coef = next((float(said[name]) for name in names if name in said), 0.0)
+    is_meant = "train.kl_coef_in_loss" in said and "train.use_kl_to_ref" not in said
+    coef = next((float(said[name]) for name in names if name in said), 0.01 if is_meant else 0.0)
     coef = 0.0 if said.get("train.use_kl_to_ref") == "False" else coef
     in_loss = said.get("train.kl_coef_in_loss", "True") == "True"
     if not in_loss:

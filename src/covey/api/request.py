@@ -131,7 +131,9 @@ TASK = ("recipe", "environment", "data", "rewards", "resume")
 """Settings of the task to train."""
 MEANT = {
     **dict.fromkeys(("dataset", "train_dataset", "rows"), "data"),
-    **dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function", "reward_functions"), "rewards"),
+    **dict.fromkeys(
+        ("reward", "reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_functions"), "rewards"
+    ),
 }
 """Common misnomers of arguments -> their names here."""
 TOOL = "covey_integrations.tools.tool:tool_of"

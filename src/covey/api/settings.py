@@ -19,7 +19,7 @@ from covey.config import compose
 from covey.config.auto_adjust import adjust_unset_options
 from covey.config.checks import refuse_idle_cold_start, walk
 from covey.config.engine_choice import this_machine
-from covey.config.names import NAMES_FOLDER, RUN_FOLDER, explain_foreign
+from covey.config.names import NAMES_FOLDER, RUN_FOLDER, refuse_foreign
 from covey.config.schema import Config, group_choices, setting_names, unknown_setting
 from covey.config.shelves import CONF, former
 from covey.system.lookup import near
@@ -63,10 +63,8 @@ def _refuse_foreign(flat: Sequence[tuple[str, Any]]) -> None:
     """Refuse words of other systems, with covey's for all of them."""
     ending = {found.name.rpartition(".")[2] for found in walk(Config()) if not found.name.startswith(SECONDARY)}
     known = {*setting_names(), *group_choices(), *vars(Config()), *ending, *RUN_FOLDER}
-    given = {name: str(value) for name, value in flat if name not in known and "." not in name}
-    lines = [line for name, value in given.items() if (line := explain_foreign(name, value, given))]
-    if lines:
-        raise ValueError("; ".join(dict.fromkeys(lines)))
+    unknown = [name for name, _ in flat if name not in known and "." not in name]
+    refuse_foreign(unknown, {name: str(value) for name, value in flat}, setting_names())
 
 
 def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]:

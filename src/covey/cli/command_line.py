@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, get_origin, get_type_hints
 
 from covey.cli import help as usage
-from covey.config.names import did_you_mean, explain_foreign, named_elsewhere, nearest
+from covey.config.names import explain_foreign, named_elsewhere, nearest, refuse_foreign
 from covey.config.schema import Config, unknown_setting
 from covey.environments.registry import environment_classes
 from covey.policy.models.naming import check_name
@@ -105,14 +105,7 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
     """Refuse settings of TorchRL, verl and TRL, with covey's words."""
     pairs = [(name.lstrip("+~"), value) for name, _, value in (word.partition("=") for word in settings)]
     known = {*_setting_types(), *usage.group_choices()}
-    given = {name: value for name, value in pairs if name not in known}
-    lines = [(name, explain_foreign(name, value, given)) for name, value in given.items()]
-    if any(line for _, line in lines):  # and with them what is spelled as ours, which Hydra would name next
-        spelt = [
-            (name, line or f"unknown setting {name}{did_you_mean(name, _setting_types())}".replace("; ", ", "))
-            for name, line in lines
-        ]
-        raise ValueError("; ".join(dict.fromkeys(line for _, line in spelt)))
+    refuse_foreign([name for name, _ in pairs if name not in known], dict(pairs), _setting_types())
 
 
 def _refuse_no_section(word: str) -> None:
@@ -196,7 +189,7 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     if after.startswith("="):
         value = after[1:] or (rest[1] if len(rest) > 1 else "...")
         raise ValueError(f"{word} sets nothing; write {word}={value} without blanks")
-    if word.endswith(".py"):
+    if word.endswith((".py", ".sh", ".sbatch")):
         raise ValueError(
             f"{word} sets nothing: covey is no script; `covey translate -- COMMAND` turns the command line of verl or "
             "TorchRL into covey's, and a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig`"

@@ -1,7 +1,7 @@
 """Suggest settings for an unknown name."""
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -102,3 +102,17 @@ def explain_foreign(name: str, value: str, given: Mapping[str, str]) -> str:
     The package of translations is named alone, for the core imports nothing of it.
     """
     return str(import_module("covey_trl.translation").explain(name, value, given))
+
+
+def refuse_foreign(unknown: Iterable[str], given: Mapping[str, str], known: Collection[str]) -> None:
+    """Raise ValueError for settings of other systems, with covey's words.
+
+    In the same line are names that are spelled otherwise here, for they would be refused next.
+    """
+    lines = {name: explain_foreign(name, given[name], given) for name in unknown}
+    if any(lines.values()):
+        spelt = [
+            line or f"unknown setting {name}{did_you_mean(name, known)}".replace("; ", ", ")
+            for name, line in lines.items()
+        ]
+        raise ValueError("; ".join(dict.fromkeys(spelt)))

@@ -52,16 +52,17 @@ def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
     >>> answer("train.sync_iter", "False", {}).answer
     Translation(words=('source=ray', 'max_staleness=1'), note='')
     """
-    full = {typed: last_parts().get(typed, typed) for typed in (name, *given)}
+    own = {*setting_names()} - {name}
+    full = {typed: typed if typed in own else last_parts().get(typed, typed) for typed in (name, *given)}
     for one in map(system, SYSTEMS):
         known = one.row(full[name], value)
         if known is None or full[name] not in one.settings:
             continue
         for decision in one.decisions:
-            together = {typed: given[typed] for typed in given if full[typed] in decision.names}
-            if full[name] in decision.names and len(together) > 1:
-                typed = {full[typed]: said for typed, said in together.items()}
-                return Answered(together, decision.answer(typed, one.defaults, one.maps))
+            relevant = {full[typed]: given[typed] for typed in given if full[typed] in decision.looked_at}
+            if full[name] in decision.names and len(relevant) > 1:
+                together = {typed: given[typed] for typed in given if full[typed] in decision.names}
+                return Answered(together, decision.answer(relevant, one.defaults, one.maps))
         return Answered({name: value}, known)
     notes = (one.row(name, value) for one in map(system, SYSTEMS))
     return next((Answered({name: value}, note) for note in notes if note is not None), None)
@@ -114,7 +115,8 @@ def _share(one: System, given: Mapping[str, str]) -> int:
     """Count the settings that identify a system."""
     dotted = [name for name in given if "." in name]
     named = sum(2 * (name in {*one.settings, *one.aliases}) for name in dotted)
-    flat = sum(name in one.settings for name in given) if one.name == "openrlhf" else 0
+    shared = {*system("words").settings, *system("trl").settings, *MAPPED, *REFUSED}
+    flat = sum(name in one.settings and name not in shared for name in given) if one.name == "openrlhf" else 0
     return named + sum(name.partition(".")[0] in one.sections for name in dotted) + (flat if flat >= FLAT else 0)
 
 

@@ -77,9 +77,11 @@ def run_translate(words: Sequence[str]) -> None:
 
 
 def _read_named(path: Path) -> list[str]:
-    """Read a file; the names of prime-rl's identify it."""
+    """Read a file; the names of scripts and of prime-rl's files identify them."""
     if not path.exists():
         raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
+    if path.suffix in SCRIPTS:
+        return [str(path)]
     return [path.name, *read_file(path)] if path.suffix in READERS else read_file(path)
 
 
@@ -124,6 +126,9 @@ def translate(tokens: Sequence[str]) -> TranslatedCommand:
     of_trl = [name for name in given if (name in MAPPED or name in REFUSED) and name not in trl.settings]
     is_trl = any(trl.programs.fullmatch(word) for word in tokens) or len(of_trl) >= SEVERAL
     if is_trl:
+        meant = {name: field for name, field in trl.maps["fields"].items() if name in given and field not in given}
+        given |= {field: given.pop(name) for name, field in meant.items()}
+        of_trl += meant.values()
         _translate_trl({name: given.pop(name) for name in of_trl}, processes, found)
         if adapters := {name: given.pop(name) for name in trl.defaults if name in given}:
             _add(next(foreign.answers(trl, adapters)), found)
@@ -132,7 +137,7 @@ def translate(tokens: Sequence[str]) -> TranslatedCommand:
     recipe = next(filter(None, (system("words").maps["scripts"].get(Path(script).name) for script in scripts)), None)
     if recipe is not None and "recipe" not in found.words:  # a script of one of the documents
         found.words = {"recipe": recipe} | found.words
-    elif recipe is None and scripts and (is_trl or not given):
+    elif recipe is None and scripts:
         found.notes.append(f"{scripts[0]} was not read: {OF_PYTHON}")
     return found
 
@@ -145,11 +150,10 @@ def _open_files(tokens: Sequence[str], found: TranslatedCommand) -> Iterator[str
         path = Path(rest[0]) if rest and word in (*STARTS, "@", "--config_path") else Path(word)
         if word in ENDS or word.startswith((">", "2>")):
             return
-        if word in STARTS and path.is_file() and path.name not in SBATCH:
-            yield from read_file(path, rest[1:])
-            return
-        if word not in STARTS and path.suffix in SCRIPTS and path.name not in SBATCH and path.is_file():
-            yield from read_file(path, rest)
+        if path.name in SBATCH and (word not in STARTS or path.is_file()):
+            found.notes.append(f"{path.name}: {SBATCH[path.name]} starts covey train with these words")
+        if path.is_file() and (word in STARTS or path.suffix in SCRIPTS):
+            yield from read_file(path, rest[1:] if word in STARTS else rest)
             return
         if word == "@" and path.suffix in READERS:  # a file of settings, as pydantic's command lines name it
             rest.pop(0)
@@ -157,9 +161,6 @@ def _open_files(tokens: Sequence[str], found: TranslatedCommand) -> Iterator[str
         elif word.startswith("--") and rest[:1] == ["@"] != rest:  # one of a section
             yield from (f"{word[2:].replace('-', '_')}.{setting}" for setting in read_file(Path(rest[1])))
             del rest[:2]
-        elif path.name in SBATCH:
-            found.notes.append(f"{path.name}: {SBATCH[path.name]} starts covey train with these words")
-            yield word
         else:
             yield word
 
@@ -278,7 +279,7 @@ def _translate_words(given: Mapping[str, str], known: set[str], found: Translate
     for name, value in _interpolate(given, {}, found).items():
         row = system("trl").row(name, value)  # else of any system
         of_trl = row and foreign.Answered({name: value} if row.note else {}, row)
-        answered = of_trl or foreign.answer(name, value, given)
+        answered = of_trl or (None if name in known else foreign.answer(name, value, given))
         if answered is not None and name not in done and done & answered.typed.keys():
             answered = foreign.answer(name, value, {name: value})  # what it would be said with has been answered
         if answered is not None and not done & answered.typed.keys():

@@ -77,6 +77,10 @@ class Decision:
     def names(self) -> set[str]:
         return {name for names in self.reads.values() for name in names}
 
+    @property
+    def looked_at(self) -> set[str]:
+        return {name for _, names in self._all for name in names}
+
     def answer(self, typed: Given, defaults: Given, maps: Mapping[str, Given]) -> Translation:
         """Translate all settings that it reads."""
         values = dict(self._values(typed, defaults))

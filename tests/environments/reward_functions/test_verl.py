@@ -138,3 +138,32 @@ def test_any_of_several_right_answers_is_paid() -> None:
     truths = (["0.5", "7"], '["0.5", "7"]')
     assert [compute_score("math", r"\boxed{7}", truth, {}) for truth in truths] == [1.0, 1.0]
     assert compute_score("math", r"\boxed{8}", truths[0], {}) < 1.0
+
+
+def of_samples(samples: list[dict[str, Any]], bonus: float = 1.0, *, log_metric: Any = None) -> list[float]:
+    log_metric("asked", len(samples))
+    return [bonus * (sample["completion"] == sample["answer"]) for sample in samples]
+
+
+class OfSamples:
+    def __init__(self, bonus: float) -> None:
+        self.bonus = bonus
+
+    def __call__(self, samples: list[dict[str, Any]], scale: float = 2.0) -> list[float]:
+        return [self.bonus * scale for _ in samples]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (of_samples, [1.0, 0.0]),
+        (partial(of_samples, bonus=3.0), [3.0, 0.0]),
+        ({"function": f"{__name__}:of_samples", "args": {"bonus": 0.5}}, [0.5, 0.0]),
+        ({"function": f"{__name__}:OfSamples", "args": {"bonus": 4}}, [8.0, 8.0]),
+    ],
+)
+def test_a_reward_of_samples_may_have_options_and_log(given: Any, expected: list[float]) -> None:
+    rows = {"train": [{"prompt": "5 + 4 =", "answer": "9"}], "test": []}
+    environment = RewardFunctions(rows, reward_functions([given]), RewardSettings(in_process=True))
+    scored = run(environment.score(environment.prompts("train")[0], ["9", "8"]))
+    assert [reward.value for reward in scored if isinstance(reward, Reward)] == expected

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.data.columns import VERLS, value_in
-from covey.environments.reward_functions.call import RewardCallable, is_async, name_of, named_parameters
+from covey.environments.reward_functions.call import HOOKS, RewardCallable, is_async, name_of, named_parameters
 from covey.environments.reward_functions.texts import Completion, final_text
 from covey.system.lookup import attribute
 
@@ -15,14 +15,15 @@ WANTED = frozenset({"data_source", "solution_str", "ground_truth"})
 
 
 SAMPLES = "samples"
-"""The one parameter of a function that takes a list of rows, each with its prompt and its completion."""
+"""The one parameter besides options of a function that takes rows, each with its prompt and its completion."""
 
 
 def adapt(function: RewardCallable) -> RewardCallable:
     """Wrap a function of another signature; covey's own stays."""
-    if [*named_parameters(function)[0]] == [SAMPLES]:
+    named = named_parameters(function)[0]
+    if [name for name, p in named.items() if p.default is p.empty and name not in HOOKS] == [SAMPLES]:
         return (_AsyncSamples if is_async(function) else _Samples)(function, name_of(function))
-    if not named_parameters(function)[0].keys() >= WANTED:
+    if not named.keys() >= WANTED:
         return function
     return (_AsyncScore if is_async(function) else _Score)(function, name_of(function))
 
@@ -70,6 +71,7 @@ class _Samples:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+        named = named_parameters(self.function)[0]
         return self.function(
             [
                 {
@@ -78,7 +80,8 @@ class _Samples:
                     "completion": final_text(completion),
                 }
                 for place, completion in enumerate(completions)
-            ]
+            ],
+            **{name: columns[name] for name in HOOKS if name in named and name in columns},
         )
 
 
