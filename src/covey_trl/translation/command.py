@@ -77,7 +77,7 @@ def run_translate(words: Sequence[str]) -> None:
 
 
 def _read_named(path: Path) -> list[str]:
-    """Read a file; the names of scripts and of prime-rl's files identify them."""
+    """Read a file; the names of some identify them."""
     if not path.exists():
         raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
     if path.suffix in SCRIPTS:
