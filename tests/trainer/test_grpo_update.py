@@ -1,6 +1,7 @@
 """The machine-design document's `GRPO.update(batch)`, against the formulas worked out by hand."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,37 @@ def test_advantages_are_centred_in_each_group_and_clamped() -> None:
 
 def test_floats_will_do_where_nothing_is_trained() -> None:
     assert GRPO().update(batch(logprobs=LOG_PROBS)).item() == pytest.approx(GRPO().update(batch()).item())
+
+
+def test_numbers_may_be_tensors_one_by_one() -> None:
+    log_probs = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in LOG_PROBS]
+    loss = GRPO().update(batch(logprobs=log_probs, rewards=list(torch.tensor(REWARDS, dtype=torch.float64))))
+    loss.backward()
+    assert loss.item() == pytest.approx(GRPO().update(batch()).item(), rel=1e-12)
+    assert log_probs[0].grad is not None
+    assert log_probs[0].grad.item() == pytest.approx((-math.exp(0.1) * 0.2 + 0.001) / 4)
+
+
+@pytest.mark.parametrize("made", [list, lambda ids: ids], ids=["a list of them", "one"])
+def test_ids_that_are_tensors_form_groups_by_their_numbers(made: Callable[[Tensor], Any]) -> None:
+    loss = GRPO().update(batch(prompt_ids=made(torch.tensor([0, 0, 7, 7]))))
+    assert loss.item() == pytest.approx(GRPO().update(batch()).item(), rel=1e-12)
+    with pytest.raises(ValueError, match="a group must have one prompt, got two with prompt_id 0"):
+        GRPO().update(batch(prompt_ids=made(torch.tensor([0, 0, 0, 0]))))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_log_probs_in_half_precision_round_neither_reference_nor_advantages(dtype: torch.dtype) -> None:
+    given = torch.tensor(LOG_PROBS, dtype=dtype, requires_grad=True)
+    loss = GRPO().update(batch(logprobs=given))
+    loss.backward()
+    assert loss.item() == pytest.approx(GRPO().update(batch()).item(), rel=1e-5)
+    assert given.grad is not None
+    assert given.grad.dtype == dtype
+
+
+def test_further_entries_of_a_batch_are_left_alone() -> None:
+    assert GRPO().update(batch(step=3, lengths=[5])).item() == GRPO().update(batch()).item()
 
 
 def test_groups_are_told_by_their_ids_wherever_they_stand() -> None:

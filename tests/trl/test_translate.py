@@ -495,6 +495,14 @@ def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
         ("python grpo/train_grpo.py config/grpo_example.py", "recipe=infill"),
         ("uv run python scripts/validate_grpo_v2.py", "recipe=fizzbuzz"),
         (
+            "python scripts/validate_grpo_v2.py --problem FizzBuzz --difficulty 3 --steps 5 --generations 2",
+            "recipe=fizzbuzz environment.difficulty=3 num_steps=5 group_size=2",
+        ),
+        (
+            "python grpo/train_grpo.py --generator_checkpoint=out/g --judge_checkpoint=out/j --max_iters=10",
+            "recipe=infill model.name=out/g environment.judge=out/j num_steps=10",
+        ),
+        (
             "accelerate launch --num_processes 2 --mixed_precision fp16 grpo_run.py",
             "model.precision=float16",
         ),
@@ -502,6 +510,51 @@ def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
 )
 def test_command_lines_of_the_documents_are_commands_of_coveys(typed: str, words: str) -> None:
     assert list(translate(typed.split()).words.values()) == words.split()
+
+
+def test_a_file_of_python_that_assigns_values_is_read_as_settings(tmp_path: Path) -> None:
+    file = tmp_path / "grpo_example.py"
+    file.write_text(
+        '"""Tune kl_beta first."""\n# fillings\ngroup_size = 16\nkl_beta: float = 0.2\n'
+        "batch_size = 16\nmax_iters = 10\n"
+    )
+    found = translate(["python", "grpo/train_grpo.py", str(file), "--kl_beta=0.3"])
+    wanted = "recipe=infill group_size=16 algorithm.kl_coef=0.3 groups_per_step=16 num_steps=10"
+    assert list(found.words.values()) == wanted.split()
+    assert read_file(file)[0] == "group_size=16"
+    file.write_text("import os\ngroup_size = 16\n")
+    assert list(translate(["python", "grpo/train_grpo.py", str(file)]).words.values()) == ["recipe=infill"]
+    with pytest.raises(ValueError, match="is Python: a script of TRL runs"):
+        read_file(file)
+
+
+def test_a_documents_file_is_none_of_trls_though_it_has_three_of_its_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"num_generations": 2, "batch_size": 1, "learning_rate": 2e-5, "beta": 0.04, "max_seq_length": 512, '
+        '"num_epochs": 1, "training_steps": 5, "problem_type": "FizzBuzz", "difficulty": 3, "test_cases": 5}'
+    )
+    found = translate(read_file(tmp_path / "config.json"))
+    wanted = "recipe=fizzbuzz group_size=2 groups_per_step=1 optimizer.lr=2e-05 algorithm.kl_coef=0.04"
+    wanted += " sampling.max_total_tokens=512 num_steps=5 environment.difficulty=3 environment.tests_per_problem=5"
+    assert sorted(found.words.values()) == sorted(wanted.split())
+    assert "num_epochs=1 is left out: num_steps says how long the run is" in found.notes
+
+
+def test_words_of_a_document_are_answered_in_a_section_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "training:\n  advantage_estimator: Pass@1\n  advantage_clip_ratio: 0.2\n  learning_rate: 5.0e-6\n"
+        "  weight_decay: 0.01\n  max_grad_norm: 0.5\n  iterations: 400\nmodel:\n  lora_rank: 64\n"
+    )
+    wanted = "recipe=machines_clamped algorithm=clamped_advantage algorithm.selection=top_k model.lora_rank=64"
+    wanted += " algorithm.selection_options={k:1} algorithm.advantage_clip=0.2 optimizer.lr=5e-06 num_steps=400"
+    wanted += " optimizer.weight_decay=0.01 optimizer.max_grad_norm=0.5"
+    assert sorted(translate(read_file(tmp_path / "config.yaml")).words.values()) == sorted(wanted.split())
+
+
+def test_a_batch_size_counts_completions_where_it_has_mini_batches_of_them() -> None:
+    counted = translate(["--group_size=4", "--batch_size=128", "--mini_batch_size=4"]).words
+    assert (counted["groups_per_step"], counted["group_size"]) == ("groups_per_step=32", "group_size=4")
+    assert translate(["--group_size=8", "--batch_size=16"]).words["groups_per_step"] == "groups_per_step=16"
 
 
 def test_keys_of_the_machine_documents_file_are_all_carried_over(tmp_path: Path) -> None:

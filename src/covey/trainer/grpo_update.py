@@ -14,7 +14,7 @@ import numbers
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.credit.assign import estimate_advantages, snap_ties
 from covey.algorithm.credit.scores import scores
-from covey.algorithm.loss_inputs import ObjectiveInputs, clamp_symmetric
+from covey.algorithm.loss_inputs import ObjectiveInputs, at_least_float32, clamp_symmetric
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
 from covey.policy.reference import Reference
@@ -169,8 +169,8 @@ class GRPO:
     def update(self, batch: DocumentBatch) -> Tensor:
         """Return the loss of a batch, a scalar to be minimised. ValueError for a batch that `check` refuses."""
         advantages_N = self.advantages(batch)
-        # A response counts as one token: its log-prob is the sum
-        log_probs_N = _values(batch["logprobs"])
+        # A response counts as one token: its log-prob is the sum, which half precision would round by whole nats
+        log_probs_N = at_least_float32(_values(batch["logprobs"]))
         column_NT = log_probs_N[:, None]
         inputs = ObjectiveInputs(
             log_probs_NT=column_NT,
@@ -188,7 +188,7 @@ class GRPO:
         """Return the advantage of each response, in float64. ValueError for a batch that `check` refuses."""
         check(batch)
         estimator = build_credit(self.algorithm).estimate
-        given = scores(batch["rewards"], batch["prompt_ids"])
+        given = scores(_plain(batch["rewards"]), _plain(batch["prompt_ids"]))
         given = replace(given, rewards_N=snap_ties(given.rewards_N, given.groups_N))
         found_N, _ = estimate_advantages(estimator, given)
         return clamp_symmetric(found_N, self.algorithm.advantage_clip)
@@ -198,20 +198,27 @@ def check(batch: DocumentBatch) -> None:
     """Check the batch's lists. ValueError for wrong lengths, values or groups."""
     if missing := [name for name in DocumentBatch.__annotations__ if name not in batch]:
         raise ValueError(f"a batch must have {', '.join(DocumentBatch.__annotations__)}; it lacks {', '.join(missing)}")
-    lengths = {name: len(values) for name, values in batch.items()}  # type: ignore[arg-type]
+    lengths = {name: len(batch[name]) for name in DocumentBatch.__annotations__}  # type: ignore[literal-required]
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(f"the lists of a batch must have one length >= 1, got {shown}")
     named: dict[Hashable, str] = {}
-    for prompt_id, prompt in zip(batch["prompt_ids"], batch["prompts"], strict=True):
+    for prompt_id, prompt in zip(_plain(batch["prompt_ids"]), batch["prompts"], strict=True):
         if named.setdefault(prompt_id, prompt) != prompt:
             raise ValueError(f"a group must have one prompt, got two with prompt_id {prompt_id}")
     for name in ("rewards", "logprobs", "ref_logprobs"):
-        given: Sequence[float] | Tensor = batch[name]
-        for index, value in enumerate(given.tolist() if isinstance(given, Tensor) else given):
+        for index, value in enumerate(_plain(batch[name])):
             if not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise ValueError(f"{name} of a batch must be finite, got {value} for response {index}")
 
 
-def _values(given: Sequence[float] | Tensor) -> Tensor:
-    return given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)
+def _values(given: Sequence[float | Tensor] | Tensor) -> Tensor:
+    if isinstance(given, Tensor):
+        return given
+    return torch.stack([torch.as_tensor(one, dtype=torch.float64) for one in given])
+
+
+def _plain(given: Sequence[Any] | Tensor) -> list[Any]:
+    """Return plain numbers in place of tensors, which equal none but themselves."""
+    listed = given.tolist() if isinstance(given, Tensor) else given
+    return [one.item() if isinstance(one, Tensor) and one.ndim == 0 else one for one in listed]

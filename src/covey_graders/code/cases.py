@@ -1,6 +1,8 @@
 """Tests that rows write as data: calls with answers, scripts with output."""
 
+import ast
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +10,13 @@ from covey_sandbox.types import CallTest, OutputTest, Test
 
 SCRIPT = ("stdin", "stdin_stdout")
 """Values of a case's `type` in data sets that mark a script."""
+OUTPUTS = ("output", "expected_output", "expected")
+"""Names of a case's answer."""
+ASSIGNED = re.compile(r"\s*[A-Za-z_]\w*\s*=(?!=)")
+"""Beginning of arguments as LeetCode shows them: `nums = [3,3], target = 6`."""
+PYTHONS = re.compile(r"\s*(?:[\[{]|(?:True|False|None)\s*\Z)")
+"""Text that is a value of Python's where JSON has none."""
+JSON_NAMES = {"null": None, "true": True, "false": False}
 
 
 def plural(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -33,8 +42,9 @@ def name_in(case: Any) -> str | None:
 def case_tests(cases: Sequence[Any], function: str | None) -> list[Test]:
     """Return tests of the function, or of a script. Raises ValueError."""
     for case in cases:
-        if not isinstance(case, Mapping) or not {"input", "output"} <= set(case):
+        if not isinstance(case, Mapping) or "input" not in case or set(case).isdisjoint(OUTPUTS):
             raise ValueError(f'a case must be {{"input": ..., "output": ...}}, got {case!r:.80}')
+    cases = [{**case, "output": next(case[name] for name in OUTPUTS if name in case)} for case in cases]
     kinds = {str(case.get("testtype") or case.get("type")) for case in cases}
     if function is None or kinds <= set(SCRIPT):
         if any("func" in kind for kind in kinds):
@@ -56,20 +66,50 @@ def _call(arguments: Any, answer: Any, also: tuple[Any, ...]) -> CallTest:
     return CallTest(args, named, expected=answer, also=also, is_json=True)
 
 
+def is_assigned(given: Any) -> bool:
+    """Check for arguments by name, as text."""
+    return isinstance(given, str) and ASSIGNED.match(given) is not None
+
+
 def _arguments(given: Any) -> Any:
-    """Return a call's arguments: a list, a mapping, or JSON lines."""
+    """Return arguments: a list, a mapping, JSON lines, or text by name."""
+    if is_assigned(given):
+        return _by_name(given)
     if isinstance(given, str):
         return [_value(line) for line in given.split("\n") if line.strip()]
     return given if isinstance(given, list | Mapping) else [given]
 
 
+def _by_name(text: str) -> dict[str, Any]:
+    """Read values by name, spelt as JSON or Python. ValueError for others."""
+    try:
+        lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip()]
+        call = ast.parse(f"f({', '.join(lines)})", mode="eval").body
+        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []
+        return {str(one.arg): ast.literal_eval(_Named().visit(one.value)) for one in keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"the input of a case must be values by name, got {text!r:.80}") from None
+
+
+class _Named(ast.NodeTransformer):
+    """Puts values in the place of JSON's names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(JSON_NAMES[node.id]) if node.id in JSON_NAMES else node
+
+
 def _value(written: Any) -> Any:
-    """Return the value of JSON text, else the text."""
+    """Return the value of JSON or Python text, else the text."""
     if not isinstance(written, str):
         return written
     try:
         return json.loads(written)
     except ValueError:
+        if not PYTHONS.match(written):
+            return written
+    try:
+        return ast.literal_eval(written)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return written
 
 

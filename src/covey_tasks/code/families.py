@@ -36,21 +36,21 @@ TEMPLATES = read_table(Path(__file__).with_suffix(".yaml"))
 class Draft:
     """A problem without its tests.
 
-    >>> Draft("Python: f(n) returns n plus 7", "f", "def f(n): return n + 7", inputs)
+    >>> Draft("Python: f(n) returns n plus 7", "f", "def f(n): return n + 7", (inputs,))
     """
 
     statement: str
     entry_point: str
     solution: str
-    inputs: Callable[[random.Random], Arguments]
-    """Arguments of one call."""
+    inputs: tuple[Callable[[random.Random], Arguments], ...]
+    """Arguments of one call, by kinds of calls, which take turns."""
 
 
 Inputs = Callable[[random.Random], Arguments]
 Family = Callable[[random.Random], Draft]
 
 
-def _draft(family: str, inputs: Inputs, **drawn: Any) -> Draft:
+def _draft(family: str, *inputs: Inputs, **drawn: Any) -> Draft:
     told, solution = (Template(TEMPLATES[family][key]).substitute(drawn) for key in ("told", "solution"))
     return Draft(f"Python: {told}", told.partition("(")[0], solution, inputs)
 
@@ -88,12 +88,15 @@ def _words_for_multiples(divisors: Sequence[int], words: Sequence[str]) -> Draft
     pairs = list(zip(divisors, words, strict=True))
     listed = ", ".join(f'"{word}" for multiples of {divisor}' for divisor, word in pairs)
     parts = " + ".join(f'"{word}" * (n % {divisor} == 0)' for divisor, word in pairs)
+    # Numbers by the words that they get: a program that forgets one kind must not pass
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for n in range(1, 12 * divisors[0] * divisors[1] + 1):
+        alike.setdefault(tuple(n % divisor == 0 for divisor in divisors), []).append(n)
 
-    def inputs(rng: random.Random) -> Arguments:
-        chosen = rng.choice((1, *divisors, divisors[0] * divisors[1]))
-        return (chosen * rng.randint(1, 12),)
+    def of(numbers: Sequence[int]) -> Inputs:
+        return lambda rng: (rng.choice(numbers),)
 
-    return _draft("fizzbuzz", inputs, listed=listed, parts=parts)
+    return _draft("fizzbuzz", *map(of, alike.values()), listed=listed, parts=parts)
 
 
 def counting(rng: random.Random) -> Draft:

@@ -4,12 +4,13 @@ Test code is trusted: it runs as it is, in a process that the tested program can
 """
 
 import ast
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from covey.environments.data.columns import from_text
-from covey_graders.code.cases import call_test, case_tests, name_in, plural
+from covey_graders.code.cases import call_test, case_tests, is_assigned, name_in, plural
 from covey_graders.code.suites import Suite, called_name, imported, suite_tests
 from covey_sandbox.types import AssertTest, CallTest, OutputTest, Test
 from covey_tasks.code.problems import Problem
@@ -23,7 +24,10 @@ PROMPTS = (
     *("problem_description", "question_content", "instruct_prompt", "prompt", "text", "question", "problem"),
     *("instruction", "query", "description"),
 )
-NAMES = ("entry_point", "function", "fn_name", "func_name")
+NAMES = ("entry_point", "function", "fn_name", "func_name", "function_name", "function_signature", "signature")
+FIRST_LINE = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+((?!__)\w+)", re.MULTILINE)
+SCRIPTS_NAME = "main"
+"""A function so called says that the program is a script."""
 TESTS = (
     *("test_list", "tests", "test", "input_output", "public_test_cases", "private_test_cases", "test_cases"),
     *("public_tests", "private_tests", "generated_tests", "official_tests", "unit_tests", "test_code"),
@@ -99,6 +103,9 @@ def _test_columns(row: Row) -> tuple[list[Any], str]:
         row = {"tests": {name: from_text(row[name]) for name in ("inputs", "outputs")}, **row}
     columns = _named_tests(row)
     columns = [value for place, value in enumerate(columns) if value not in columns[:place]]
+    # LeetCode shows the calls of its test code once more, where lists stand for trees
+    is_tested = any(map(_sources, columns))
+    columns = [value for value in columns if not (is_tested and _are_shown(value))]
     # A pickle runs whatever its author likes
     readable = [value for value in columns if not (isinstance(value, str) and value is row.get("private_test_cases"))]
     left_out = (
@@ -107,6 +114,10 @@ def _test_columns(row: Row) -> tuple[list[Any], str]:
     if not readable:
         raise ValueError(left_out)
     return readable, left_out
+
+
+def _are_shown(tests: Any) -> bool:
+    return isinstance(tests, list) and all(isinstance(one, Mapping) and is_assigned(one.get("input")) for one in tests)
 
 
 def _named_tests(row: Row) -> list[Any]:
@@ -121,14 +132,24 @@ def _named_tests(row: Row) -> list[Any]:
 def _function(row: Row, tests: Any) -> str | None:
     """Find the function that cases call, None for a script."""
     cases = tests if isinstance(tests, list) else [tests]
-    return next(
-        (name for name in map(name_in, [*cases, {"metadata": row.get("metadata")}]) if name), row.get("fn_name")
-    )
+    named = next((name for name in map(name_in, [*cases, {"metadata": row.get("metadata")}]) if name), None)
+    if named or _sources(tests):
+        return named or row.get("fn_name")
+    begun = FIRST_LINE.findall(row.get("starter_code") or "")
+    named = _function_name(row) or next(reversed(begun), None)
+    return named if isinstance(named, str) and named != SCRIPTS_NAME else None
+
+
+def _function_name(row: Row) -> Any:
+    """Find the function's name in a column: a name or first line."""
+    named = next((row[name] for name in NAMES if row.get(name)), None)
+    line = FIRST_LINE.match(named) if isinstance(named, str) else None
+    return line[1] if line else named
 
 
 def _entry_point(row: Row, columns: Sequence[Any]) -> str:
     """Find the function's name in a column, cases or test code."""
-    named = next((row[name] for name in NAMES if row.get(name)), None)
+    named = _function_name(row)
     sources = [source for column in columns for source in _sources(column)]
     named = named or next((name for column in columns if (name := _function(row, column))), None)
     if named is None:

@@ -86,8 +86,8 @@ def draft_tests(draft: Draft, seed: str, count: int = NUM_TESTS) -> tuple[CallTe
     tests: dict[str, CallTest] = {}
     passed: Counter[str] = Counter()
     most_alike = (count + 1) // 2
-    for _ in range(MAX_DRAWS):
-        arguments = draft.inputs(rng)
+    for turn in range(MAX_DRAWS):
+        arguments = draft.inputs[turn % len(draft.inputs)](rng)
         test = CallTest(arguments, expected=solve(*arguments))
         idle = _idle_programs(arguments, test.expected)
         if repr(arguments) in tests or any(passed[program] == most_alike for program in idle):

@@ -53,7 +53,7 @@ def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
     Translation(words=('source=ray', 'max_staleness=1'), note='')
     """
     own = {*setting_names()} - {name}
-    full = {typed: typed if typed in own else last_parts().get(typed, typed) for typed in (name, *given)}
+    full = {typed: typed if typed in own else full_name(typed) for typed in (name, *given)}
     for one in map(system, SYSTEMS):
         known = one.row(full[name], value)
         if known is None or full[name] not in one.settings:
@@ -66,6 +66,14 @@ def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
         return Answered({name: value}, known)
     notes = (one.row(name, value) for one in map(system, SYSTEMS))
     return next((Answered({name: value}, note) for note in notes if note is not None), None)
+
+
+def full_name(typed: str) -> str:
+    """Return the full name of a last part, in any section."""
+    section, _, leaf = typed.rpartition(".")
+    is_known = any(system(one).has(typed) for one in SYSTEMS) or leaf in AMBIGUOUS
+    is_own = any(name.startswith(f"{section}.") for name in setting_names())
+    return last_parts().get(typed if is_known or is_own else leaf, typed)
 
 
 def in_a_line(found: Answered) -> str:

@@ -15,6 +15,7 @@ from covey.config.checks import walk
 from covey.config.names import did_you_mean, named_elsewhere
 from covey.config.schema import Config, setting_names
 from covey.config.shelves import preset_file
+from covey.system.disk import read_regular
 from covey.system.lookup import near
 from covey.system.machine import silence_bitsandbytes
 from covey_trl import translation as foreign
@@ -23,11 +24,13 @@ from covey_trl.translation.counterparts import System, system
 from covey_trl.translation.scripts import (
     ENDS,
     LISTS,
+    MAX_BYTES,
     OF_PYTHON,
     READERS,
     SCRIPTS,
     as_text,
     format_word,
+    literal_assignments,
     pairs_of,
     read_file,
     unfold,
@@ -124,7 +127,9 @@ def translate(tokens: Sequence[str]) -> TranslatedCommand:
     # TRL's fields mean something together: batch sizes, defaults
     trl = system("trl")
     of_trl = [name for name in given if (name in MAPPED or name in REFUSED) and name not in trl.settings]
-    is_trl = any(trl.programs.fullmatch(word) for word in tokens) or len(of_trl) >= SEVERAL
+    documents = system("words").maps["documents"]
+    of_document = [foreign.full_name(name) for name in given if foreign.full_name(name) in documents]
+    is_trl = any(trl.programs.fullmatch(word) for word in tokens) or (len(of_trl) >= SEVERAL and not of_document)
     if is_trl:
         meant = {name: field for name, field in trl.maps["fields"].items() if name in given and field not in given}
         given |= {field: given.pop(name) for name, field in meant.items()}
@@ -134,19 +139,24 @@ def translate(tokens: Sequence[str]) -> TranslatedCommand:
             _add(next(foreign.answers(trl, adapters)), found)
     scripts = [word for word in tokens if word.endswith(".py") and "=" not in word and not trl.programs.fullmatch(word)]
     _translate_words(given, known, found)
-    recipe = next(filter(None, (system("words").maps["scripts"].get(Path(script).name) for script in scripts)), None)
+    of_scripts = [system("words").maps["scripts"].get(Path(script).name) for script in scripts]
+    recipe = next(filter(None, [*of_scripts, *map(documents.get, of_document)]), None)
     if recipe is not None and "recipe" not in found.words:  # a script of one of the documents
         found.words = {"recipe": recipe} | found.words
     elif recipe is None and scripts:
         found.notes.append(f"{scripts[0]} was not read: {OF_PYTHON}")
+    if {"num_steps", "num_epochs"} <= found.words.keys():
+        found.notes.append(f"{found.words.pop('num_epochs')} is left out: num_steps says how long the run is")
     return found
 
 
 def _open_files(tokens: Sequence[str], found: TranslatedCommand) -> Iterator[str]:
     """Yield the words of a command, scripts and files expanded."""
     rest = list(unfold(tokens))
+    before = "--"
     while rest:
-        word = rest.pop(0)
+        is_value = before.startswith("-") and "=" not in before
+        word = before = rest.pop(0)
         path = Path(rest[0]) if rest and word in (*STARTS, "@", "--config_path") else Path(word)
         if word in ENDS or word.startswith((">", "2>")):
             return
@@ -161,8 +171,16 @@ def _open_files(tokens: Sequence[str], found: TranslatedCommand) -> Iterator[str
         elif word.startswith("--") and rest[:1] == ["@"] != rest:  # one of a section
             yield from (f"{word[2:].replace('-', '_')}.{setting}" for setting in read_file(Path(rest[1])))
             del rest[:2]
+        elif not is_value and _holds_settings(path):  # as scripts take a file of settings by its place
+            yield from read_file(path)
         else:
             yield word
+
+
+def _holds_settings(path: Path) -> bool:
+    if path.suffix != ".py" or not path.is_file():
+        return path.suffix in READERS and path.is_file()
+    return bool(literal_assignments(read_regular(path, MAX_BYTES).decode(errors="replace")))
 
 
 def _translate_system(
@@ -293,7 +311,7 @@ def _translate_words(given: Mapping[str, str], known: set[str], found: Translate
 
 
 def _name_elsewhere(name: str, value: str, known: set[str], found: TranslatedCommand) -> None:
-    names = named_elsewhere(name, known)
+    names = named_elsewhere(name, known) or [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
     if len(names) == 1:
         found.add(names[0] if "=" in names[0] else with_whole_numbers(f"{names[0]}={value}"))
     else:

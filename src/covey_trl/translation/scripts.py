@@ -48,12 +48,14 @@ def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
     """Read a script or file of settings into words. ValueError without any."""
     if not path.is_file():
         raise ValueError(f"{path} is no file")
-    if path.suffix == ".py":
-        raise ValueError(f"{path} is Python: {OF_PYTHON}; a command line that starts it is translated behind --")
     try:
         text = read_regular(path, MAX_BYTES).decode()
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    if path.suffix == ".py":
+        if (literals := literal_assignments(text)) is None:
+            raise ValueError(f"{path} is Python: {OF_PYTHON}; a command line that starts it is translated behind --")
+        return [f"{name}={as_text(value)}" for name, value in flat(literals)]
     if path.suffix not in READERS:
         return words_of_script(text, arguments)
     try:
@@ -66,6 +68,26 @@ def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no settings: it is no mapping")
     return [f"{name}={as_text(value)}" for name, value in flat(content)]
+
+
+def literal_assignments(text: str) -> dict[str, Any] | None:
+    """Read Python of literal assignments alone, None for other code."""
+    found: dict[str, Any] = {}
+    try:
+        for node in ast.parse(text).body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=value)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+                ):
+                    found[name] = ast.literal_eval(value)
+                case ast.Expr(value=ast.Constant()):
+                    continue
+                case _:
+                    return None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return found
 
 
 def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -45,6 +45,21 @@ def test_fizzbuzz_at_difficulty_3_is_the_one_that_everybody_knows(seed: int) -> 
     assert known.statement not in [problem.statement for problem in splits["test"]]
 
 
+@pytest.mark.parametrize(
+    "forgetful",
+    [
+        '"Fizz" * (n % 3 == 0) + "Buzz" * (n % 5 == 0)',
+        '"Fizz" * (n % 3 == 0) or str(n)',
+        '"Buzz" * (n % 5 == 0) or str(n)',
+        '"Fizz" if n % 3 == 0 else "Buzz" if n % 5 == 0 else str(n)',
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_five_tests_of_fizzbuzz_see_which_kind_of_number_is_forgotten(forgetful: str, seed: int) -> None:
+    (known,) = generate_problems("fizzbuzz", 3, COUNTS, seed, num_tests=5)["train"]
+    assert any(eval(forgetful, {"n": test.args[0]}) != test.expected for test in known.tests)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("family", "level"), ALL)
 def test_a_full_problem_states_its_signature_and_two_untested_examples(family: str, level: int) -> None:
     for problem in everything(family, level):
