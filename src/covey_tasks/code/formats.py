@@ -33,8 +33,14 @@ TESTS = (
     *("public_tests", "private_tests", "generated_tests", "official_tests", "unit_tests", "test_code"),
     *("challenge_test_list", "testcase", "verification_info", "assert_case", "functional"),
 )
+PARTS = {"input_format": "Input", "output_format": "Output", "note": "Note"}
+"""Columns of Codeforces that continue the description."""
+OTHER_LANGUAGES = frozenset(["c", "c++", "cpp", "c#", "cs", "csharp", "go", "haskell", "java", "javascript", "js"])
+OTHER_LANGUAGES |= {"julia", "kotlin", "lua", "perl", "php", "r", "ruby", "rust", "scala", "swift", "typescript"}
 PACKED = (*TESTS, "test_imports", "metadata")
 """Columns that copies in Parquet hold as JSON text."""
+METHOD = re.compile(r"^check\((Solution\(\)\.\w+)\)\s*\Z", re.MULTILINE)
+"""The last line of tests of a method."""
 USUAL_IMPORTS = """\
 import bisect, collections, datetime, functools, heapq, itertools, math, operator, random, re, string
 from typing import *
@@ -54,7 +60,8 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
     packages: those that test code may import besides the standard library.
     """
     row = _unpack(row)
-    prompt = _text(row, *PROMPTS)
+    prompt = "\n\n".join([_text(row, *PROMPTS), *_parts(row)])
+    _check_judged(row)
     columns, left_out = _test_columns(row)
     # HumanEval's prompts are the beginning of the program itself
     entry_point = _entry_point(row, columns)
@@ -84,6 +91,22 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
 
 def _unpack(row: Row) -> Row:
     return {name: from_text(value) if name in PACKED else value for name, value in row.items()}
+
+
+def _parts(row: Row) -> list[str]:
+    """Return the parts of a statement beside its description."""
+    whole = _given(row, *PROMPTS) == "description"
+    return [f"{title}\n\n{row[name]}" for name, title in PARTS.items() if whole and row.get(name)]
+
+
+def _check_judged(row: Row) -> None:
+    """Refuse (ValueError) problems of other languages, or of many right outputs."""
+    if row.get("generated_checker") or row.get("interaction_format"):
+        raise ValueError("has outputs that a program of its own judges, which nothing here runs")
+    tests = row.get("verification_info")
+    language = tests.get("language") if isinstance(tests, Mapping) else row.get("language")
+    if str(language).lower() in OTHER_LANGUAGES:
+        raise ValueError(f"asks for a program in {language}, and programs are Python's")
 
 
 def _given(row: Row, *names: str) -> str:
@@ -153,7 +176,8 @@ def _entry_point(row: Row, columns: Sequence[Any]) -> str:
     sources = [source for column in columns for source in _sources(column)]
     named = named or next((name for column in columns if (name := _function(row, column))), None)
     if named is None:
-        named = called_name(sources[0]) if sources else ""
+        method = METHOD.search(sources[0]) if sources else None
+        named = method[1] if method is not None else called_name(sources[0]) if sources else ""
     name = named.replace("()", "") if isinstance(named, str) else ""
     if not all(map(str.isidentifier, name.split("."))) and (sources or name):
         raise ValueError(f"column 'entry_point' must name a function, got {named!r:.80}")

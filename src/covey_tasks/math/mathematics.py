@@ -32,7 +32,7 @@ from covey_graders.math.answers import find_answer
 from covey_graders.math.judge import compare, is_no_answer
 from covey_graders.math.layout import boxed_answer, has_one_box
 from covey_graders.tags import first_block, visible
-from covey_tasks.columns import nothing_in, of_choices, of_verl, text_in
+from covey_tasks.columns import as_question, nothing_in, text_in
 from covey_tasks.math.schemes import check_format_reward, graded, torchrl_reward
 from covey_tasks.math.settings import MathConfig
 from covey_tasks.math.verified import VerifiedAnswers
@@ -107,7 +107,7 @@ def build_math(settings: MathConfig, config: BuildSettings) -> VerifiedAnswers:
     make = partial(prompt_of, settings=settings)
     how = row_settings(config.data, (settings.problem_column,), "environment.problem_column", make=make)
     names = settings.problem_column, settings.answer_column
-    how = replace(how, known=lambda row: of_choices(of_verl(row, *names), *names))
+    how = replace(how, known=lambda row: as_question(row, *names))
     return Mathematics(load_rows(config.data.path, how).splits, settings)
 
 
@@ -133,8 +133,11 @@ def gold_answers(row: Row, settings: MathConfig) -> list[str]:
 
 
 def _list(answer: object) -> list[object]:
-    """Return the answers that a text lists in quotes."""
+    """Return the answers in a text's list, or in a mapping."""
     found = from_text(answer)
+    if isinstance(found, Mapping):
+        held = (from_text(found.get(name)) for name in ("value", "aliases", "text", "spans"))
+        return [one for value in held for one in (value if isinstance(value, list) else [value])]
     is_list = isinstance(found, list | tuple) and (found is answer or all(isinstance(one, str) for one in found))
     return list(found) if is_list else [answer]
 

@@ -512,7 +512,7 @@ def test_weights_must_match_the_functions() -> None:
             "train row 0 has a prompt that must be text or a list of messages with role and content, got 3",
         ),
         (
-            {"prompt": [{"from": "human", "value": "?"}]},
+            {"prompt": [{"who": "human", "value": "?"}]},
             "train row 0 has a prompt that must be text or a list of messages",
         ),
         ({"prompt": ""}, "train row 0 has an empty prompt"),

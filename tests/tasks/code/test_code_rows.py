@@ -84,6 +84,8 @@ DATA = {
     "eurus, code in a mapping": ({"prompt": "p", "tests": {"functional": "def check(candidate):\n    assert candidate(1, 1) == 2\n\ncheck(add)\n"}, "entry_point": "add"}, ADD, SUBTRACT),
     "leetcode": ({"prompt": "two sum", "entry_point": "Solution().twoSum", "test": "def check(candidate):\n    assert candidate(nums=[3,3], target=6) == [0,1]\n    assert candidate(nums = [1,2,3],target = 5) == [1,2]\n"}, TWO_SUM, NO_SUM),
     "leetcode, its name without ()": ({"prompt": "two sum", "entry_point": "Solution.twoSum", "starter_code": STARTER, "test": "def check(candidate):\n    assert candidate([3,3], 6) == [0,1]\n    assert candidate([3,3,1], 4) == [1,2]\n\ncheck(Solution().twoSum)\n"}, TWO_SUM, NO_SUM),
+    "skywork, a method in a mapping": ({"prompt": "p", "tests": json.dumps({"functional": "def check(candidate):\n    assert candidate([3,3], 6) == [0,1]\n    assert candidate([3,3,1], 4) == [1,2]\n\n\ncheck(Solution().twoSum)"})}, TWO_SUM, NO_SUM),
+    "codeforces": ({"description": "sum", "input_format": "n", "output_format": "s", "generated_checker": None, "official_tests": CASES}, SUM, FIXED),
     "leetcode, as a class": ({"prompt": "two sum", "entry_point": "Solution", "test": "s=Solution()\nassert s.twoSum([2,7],9)==[0,1]"}, TWO_SUM.replace("List[int]", "list"). replace("defaultdict(int)", "{}"), NO_SUM),
     "leetcode, its helpers": ({"problem_description": "two sum", "prompt": "from typing import *\nfrom collections import *\ndef same(a, b): return sorted(a) == sorted(b)\n", "entry_point": "Solution().twoSum", "test": "def check(candidate):\n    assert same(candidate([3,3], 6), [1,0])\n"}, TWO_SUM, NO_SUM.replace("[1, 0]", "[1, 1]")),
     "leetcode's dataset, its calls shown once more": ({"prompt": "from typing import *\nfrom collections import *", "problem_description": "two sum", "entry_point": "Solution().twoSum", "starter_code": STARTER, "input_output": [{"input": "nums = [3,3], target = 6", "output": "[0, 1]"}], "test": "def check(candidate):\n    assert candidate(nums=[3,3], target=6) == [0,1]\n    assert candidate(nums = [1,2,3],target = 5) == [1,2]\n"}, TWO_SUM, NO_SUM),
@@ -145,6 +147,9 @@ def test_a_right_program_earns_1_and_a_wrong_one_less(sandbox: Sandbox, name: st
         ({"test": "assert f(1) =="}, "tests are not Python code"),
         ({"test": "assert f(1) == 1", "solution": "import pandas as pd\ndef f(n): return n"}, "its program imports pandas"),
         ({"test": "assert f(1) == 1", "prompt": "from torch import nn\ndef f(n):\n    'N.'\n"}, "its program imports torch"),
+        ({"test": None, "tests": CASES, "generated_checker": "print(1)"}, "has outputs that a program of its own judges"),
+        ({"test": "lu = require('luaunit')", "language": "lua"}, "asks for a program in lua, and programs are Python's"),
+        ({"test": None, "verification_info": json.dumps({"language": "javascript", "test_cases": CASES})}, "asks for a program in javascript"),
         ({"test": None, "tests": 3}, "tests must be code or a list, got 3"),
         ({"test": "class Fake:\n    x = 1\nassert f(Fake()) == 1"}, "its tests make objects of a class of their own, 'Fake'"),
         ({"prompt": "class Money", "entry_point": "Money", "test": "m = Money(5)\nassert m == 5"}, "compare an object of 'Money' with a value"),
@@ -172,6 +177,14 @@ def test_packages_are_what_the_settings_allow() -> None:
         problem_of(row, ())
     with pytest.raises(ValueError, match="its tests import nothing_such, which is not installed"):
         problem_of({"prompt": "p", "entry_point": "f", "test": "import nothing_such\nassert f(1)"}, ("nothing_such",))
+
+
+def test_what_codeforces_says_beside_a_description_is_shown() -> None:
+    row = {"description": "Add.", "input_format": "Two numbers.", "output_format": "One.", "note": None}
+    assert problem_of({**row, "tests": CASES}).statement.startswith(
+        "Add.\n\nInput\n\nTwo numbers.\n\nOutput\n\nOne.\n\n"
+    )
+    assert problem_of({**row, "prompt": "Whole.", "tests": CASES}).statement.startswith("Whole.\n\nThe program")
 
 
 def test_difficulty_may_be_a_word() -> None:

@@ -12,9 +12,11 @@ from covey.environments.base import SPLITS, Environment
 from covey.environments.data.columns import value_in
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.data.settings import DataConfig
+from covey.environments.reward_functions.rows import PromptFormat
 from covey_tasks.code.settings import CodeConfig
-from covey_tasks.columns import of_choices, text_in
+from covey_tasks.columns import as_question, text_in
 from covey_tasks.ifeval.prompts import prompt_of
+from covey_tasks.math.mathematics import gold_answers
 from covey_tasks.math.settings import Gsm8kConfig, MathConfig
 
 VERL: dict[str, Any] = {
@@ -140,6 +142,15 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "MedQA": ({"options": {"A": "x", "B": "y"}, "answer": "y", "answer_idx": "B"}, "(B) y"),
     "MedQA, list": ({"options": [{"key": "A", "value": "x"}, {"key": "B", "value": "y"}], "answer": "B"}, "(B) y"),
     "AQuA": ({"options": ["A)21", "B)21.5"], "correct": "B"}, "(B) 21.5"),
+    "MathQA": ({"options": "a ) rs . 400 , b ) rs . 300 , c ) none", "correct": "b"}, "(B) rs . 300"),
+    "PIQA": ({"sol1": "blow", "sol2": "heat", "label": 0}, "(A) blow"),
+    "Winogrande": ({"option1": "Ann", "option2": "Eva", "answer": "2"}, "(B) Eva"),
+    "SocialIQA": ({"answerA": "x", "answerB": "y", "answerC": "z", "label": "1"}, "(A) x"),
+    "CosmosQA": ({"answer0": "x", "answer1": "y", "label": 1}, "(B) y"),
+    "MedMCQA": ({"opa": "x", "opb": "y", "opc": "z", "cop": 2}, "(C) z"),
+    "CMMLU": ({"A": "x", "B": "y", "answer": "B"}, "(B) y"),
+    "Belebele": ({"mc_answer1": "x", "mc_answer2": "y", "correct_answer_num": "2"}, "(B) y"),
+    "LogiQA": ({"options": ["x", "y"], "correct_option": 1}, "(B) y"),
     "GPQA": ({"Correct Answer": "42", "Incorrect Answer 1": "1", "Incorrect Answer 2": "2"}, "(C) 42"),
 }
 
@@ -147,15 +158,15 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices_stand_under_the_question_and_the_answer_is_one_of_them(name: str) -> None:
     row, answer = CHOICES[name]
-    read = of_choices({"question": "Which?", **row}, "question", "answer")
+    read = as_question({"question": "Which?", **row}, "question", "answer")
     assert read["answer"] == answer
     assert f"\n{answer}" in read["question"]
     assert read["question"].startswith("Which?\n(A) ")
 
 
 def test_a_row_without_choices_stays_and_one_without_the_right_one_has_none() -> None:
-    assert of_choices({"question": "Which?", "answer": "4"}, "question", "answer")["answer"] == "4"
-    assert of_choices({"question": "Q", "options": ["x", "y"], "label": "-1"}, "question", "answer")["answer"] is None
+    assert as_question({"question": "Which?", "answer": "4"}, "question", "answer")["answer"] == "4"
+    assert as_question({"question": "Q", "options": ["x", "y"], "label": "-1"}, "question", "answer")["answer"] is None
 
 
 def test_an_answer_to_a_row_of_choices_is_judged_by_letter_or_text(tmp_path: Path) -> None:
@@ -168,3 +179,70 @@ def test_an_answer_to_a_row_of_choices_is_judged_by_letter_or_text(tmp_path: Pat
     prompt = environment.prompts("train")[0]
     said = ["The answer is (B).", "\\boxed{Paris}", "B", "A", "(A) Rome\n(B) Paris", "Both."]
     assert [reward.value for reward in asyncio.run(environment.score(prompt, said))] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+# ------------------------------------------------------------------------------------------------ passages and turns
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"passage": "The sea is blue."}, "The sea is blue.\n\nWhich?"),
+        ({"Body": "The sea is blue."}, "The sea is blue.\n\nWhich?"),
+        (
+            {"context": {"title": ["A", "B"], "sentences": [["One.", " Two."], ["Three."]]}},
+            "A: One. Two.\nB: Three.\n\nWhich?",
+        ),
+        ({"narrative": "N.", "choices": "['x', 'y']"}, "N.\n\nWhich?\n(A) x\n(B) y"),
+        ({"context": "Whi"}, "Which?"),
+        ({"passage": None}, "Which?"),
+        ({"A": 3, "B": 4}, "Which?"),
+        ({"facts": "It is x."}, "Which?"),
+    ],
+)
+def test_a_passage_stands_before_the_question(row: dict[str, Any], asked: str) -> None:
+    assert as_question({"question": "Which?", **row, "answer": "x"}, "question", "answer")["question"] == asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds"),
+    [
+        ({"value": "Ann", "aliases": ["Anna", "Annie"]}, ["Ann", "Anna", "Annie"]),
+        ({"text": ["blue", "azure"], "answer_start": [1, 2]}, ["blue", "azure"]),
+        ({"spans": ["23"], "types": ["number"]}, ["23"]),
+    ],
+)
+def test_a_mapping_of_an_answer_holds_all_that_are_accepted(answer: Any, golds: list[str]) -> None:
+    assert gold_answers({"answer": answer}, MathConfig()) == golds
+
+
+TURNS: dict[str, list[dict[str, Any]]] = {
+    "ORZ": [{"from": "human", "value": "{}?"}, {"from": "assistant", "ground_truth": {"value": "12"}}],
+    "OpenThoughts": [{"from": "user", "value": "{}?"}, {"from": "gpt", "value": "So \\boxed{12}."}],
+    "OpenAI": [{"role": "user", "content": "{}?"}, {"role": "assistant", "content": "So \\boxed{12}."}],
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("form", ["column", "row", "table"])
+def test_turns_are_a_question_and_its_answer(tmp_path: Path, name: str, form: str) -> None:
+    rows = [json.loads(json.dumps(TURNS[name]).replace("{}", str(n))) for n in range(4)]
+    forms = {"row": rows, "table": [dict(enumerate(turns)) for turns in rows]}
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join(json.dumps(row) for row in forms.get(form, [{"conversations": turns} for turns in rows]))
+    )
+    if name == "OpenAI" and form != "column":
+        with pytest.raises(ValueError, match=r"is not an object with columns|is a table of columns"):
+            built("math", str(tmp_path / "rows.jsonl"))
+        return
+    environment = built("math", str(tmp_path / "rows.jsonl"))
+    assert asked(environment) in ("0?", "1?", "2?", "3?")
+    assert first(environment).columns["gold"] == "12"
+
+
+def test_turns_of_others_are_a_prompt() -> None:
+    turns = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "6 * 7?"}]
+    assert PromptFormat("turns").read({"turns": turns})["turns"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "6 * 7?"},
+    ]

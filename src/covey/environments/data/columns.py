@@ -28,6 +28,22 @@ def value_in(row: Row, column: str) -> Any:
     return found
 
 
+def as_messages(value: Any) -> Any:
+    """Return turns of `from` and `value` as messages, other values unchanged.
+
+    >>> as_messages([{"from": "human", "value": "6 * 7?"}])
+    [{'role': 'user', 'content': '6 * 7?'}]
+    """
+    turns = as_lists(value)
+    if not isinstance(turns, list | tuple) or not turns or not all(map(is_turn, turns)):
+        return turns
+    return [{"role": SPEAKERS.get(turn["from"], turn["from"]), "content": turn.get("value")} for turn in turns]
+
+
+def is_turn(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("from"), str)
+
+
 def from_text(value: Any) -> Any:
     """Return the list or mapping that a text spells, other values unchanged.
 
@@ -45,3 +61,11 @@ def from_text(value: Any) -> Any:
             continue
         return found if isinstance(found, list | dict) else value
     return value
+
+
+SPEAKERS = {
+    "human": "user",
+    **dict.fromkeys(("gpt", "bot", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "function_response", "tool_response"), "tool"),
+}
+"""Names of ShareGPT's speakers, and of those that data sets of tool calls added."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from covey.environments.data.columns import is_turn
+
 Row = Mapping[str, Any]
 
 MAX_ROW_BYTES = 4 << 20
@@ -22,7 +24,12 @@ class Entry:
 
 
 def check_entry(row: Any, place: str) -> Entry:
-    """Return a row's entry, with an error for anything but a mapping."""
+    """Return a row's entry, with an error for anything but a mapping.
+
+    A row that is nothing but turns, by number in a table, is a conversation.
+    """
+    turns = list(row.values()) if isinstance(row, Mapping) and all(map(str.isdigit, map(str, row))) else row
+    row = {"conversations": turns} if isinstance(turns, list) and turns and all(map(is_turn, turns)) else row
     if not isinstance(row, Mapping):
         return Entry(place, None, f"is not an object with columns but {type(row).__name__}")
     if is_table(row):

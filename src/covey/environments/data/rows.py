@@ -25,7 +25,7 @@ from covey.environments.data.settings import DataConfig
 from covey.system.lookup import is_function_path, resolve
 from covey.types import Prompt
 
-USUAL_COLUMNS = ("question", "problem", "messages", "instruction", "query", "input")
+USUAL_COLUMNS = ("question", "problem", "messages", "conversations", "instruction", "query", "input")
 """Usual names in data sets for the column of a prompt."""
 TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Split, ends_with_assistant, is_message, text_of
-from covey.system.jsonl import as_lists
+from covey.environments.data.columns import as_messages
 from covey.types import Message, Prompt
 
 LOGGER = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _check_text(prompt: str) -> None:
 
 def _conversation(prompt: Any) -> list[dict[str, Any]]:
     """Return a prompt's messages as dictionaries. ValueError."""
-    prompt = as_lists(prompt)
+    prompt = as_messages(prompt)
     if not isinstance(prompt, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
         raise ValueError(
             f"has a prompt that must be text or a list of messages with role and content, got {prompt!r:.80}"
