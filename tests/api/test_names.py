@@ -102,11 +102,9 @@ reveal_type(train_step)
 @pytest.mark.slow
 def test_mypy_knows_what_covey_train_returns(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TYPED)
-    command = [sys.executable, "-m", "mypy", f"--cache-dir={tmp_path}", "--ignore-missing-imports"]
+    command = [sys.executable, "-m", "mypy", str(tmp_path / "program.py")]  # with settings and cache of `make types`
     environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [*command, str(tmp_path / "program.py")], capture_output=True, text=True, check=False, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     notes = [line.partition("note: ")[2] for line in done.stdout.splitlines() if "note: Revealed" in line]
     assert notes[0] == 'Revealed type is "covey.api.result.Result"', done.stdout
     assert notes[1] == 'Revealed type is "list[str]"'

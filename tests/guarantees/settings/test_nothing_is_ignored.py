@@ -116,8 +116,12 @@ def test_a_setting_matters_as_much_where_the_policy_fills_in(name: str) -> None:
     assert_matters(name, FILLED[name])
 
 
+CONTEXTS = {(case.observe, repr(case.context)): name for name, case in CASES.items() if isinstance(case, Case)}
+"""The last setting that is looked at so."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if isinstance(case, Case)])
+@pytest.mark.parametrize("name", CONTEXTS.values())
 def test_an_observation_repeats_itself_in_every_context(name: str) -> None:
     case = CASES[name]
     assert isinstance(case, Case)
