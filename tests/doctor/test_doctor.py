@@ -348,8 +348,26 @@ def half(early: float, late: float) -> list[float]:
                 "D14": (
                     Level.SICK,
                     31,
-                    "to 0.1 (steps 51 to 60), and 30 % of the tokens are clipped where rewards differ (steps 41 to 59)",
+                    "to 0.1 (steps 51 to 60), and 30 % of the tokens are clipped where rewards differ (steps 51 to 60)",
                 ),
+                "D35": (Level.SICK, 31, "the reward fell from 0.5"),
+            },
+        ),
+        # Once it is thrown about for good its clip does less; what was clipped before the reward fell is no cause of it
+        (
+            {"sampled_reward_mean": half(0.5, 0.1), "clip_fraction": [0.4] * 40 + [0.1] * 20},
+            {},
+            {
+                "D14": (Level.SICK, 31, "and 40 % of the tokens are clipped where rewards differ (steps 31 to 40)"),
+                "D26": (Level.NOTE, 1, "40 % of the tokens lose their gradient to the clip"),
+                "D35": (Level.SICK, 31, "the reward fell from 0.5"),
+            },
+        ),
+        (
+            {"sampled_reward_mean": half(0.5, 0.1), "clip_fraction": [0.4] * 30 + [0.1] * 30},
+            {},
+            {
+                "D26": (Level.NOTE, 1, "40 % of the tokens lose their gradient to the clip"),
                 "D35": (Level.SICK, 31, "the reward fell from 0.5"),
             },
         ),

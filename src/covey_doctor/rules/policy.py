@@ -236,29 +236,34 @@ def rate_too_high(log: RunLog) -> Evidence | None:
     change = held_out_change(log)
     if span is None and not is_worse(change, log):
         return None
-    moved = _moved(log)
+    since = since_look(log.looks_at(held_out_measure(log))) if span is None else span.since
+    moved = _moved(log, since or 0)
     if moved is None or gets_more_accurate(log):
         return None
     if span is not None:
         went = from_to(base.part, span.windows[-1].part)
         return evidence_of(Level.SICK, span, f"the reward fell {went}, and {moved}")
     assert change is not None
-    since = since_look(log.looks_at(held_out_measure(log)))
     return Evidence(Level.SICK, f"{held_out_seen(change, log)}, and {moved}", since)
 
 
-def _moved(log: RunLog) -> str | None:
+def _moved(log: RunLog, since: int) -> str | None:
+    """Describe a policy that was thrown about, by its clip at this step or later; None otherwise."""
     first = next((RunPart(value, step, step) for step, value in log.known("entropy")), None)
     for usual in (log.usual("entropy"), first):
         span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))
         if usual is not None and span is not None:
             return f"entropy went {_to_the_end(usual, span, nats)}"
-    # If no rewards differ nothing is clipped, however far the policy has moved
-    clipped = ((step, value) for step, value in log.known("clip_fraction") if value > 0)
-    clip = log.derived("clip_fraction", clipped).windows("clip_fraction")[-2:]
-    if len(clip) == 2 and all(window.mean > CLIPPED for window in clip):
-        return f"{percent(clip[-1].mean)} of the tokens are clipped where rewards differ ({clip[-1].part.steps})"
-    return None
+    span = log.lasting("clip_fraction", lambda window: _clipped(window) > CLIPPED)
+    if span is None or span.windows[-1].last < since:
+        return None
+    last = span.windows[-1]
+    return f"{percent(_clipped(last))} of the tokens are clipped where rewards differ ({last.part.steps})"
+
+
+def _clipped(window: LogWindow) -> float:
+    """Average over steps that clip: if no rewards differ nothing is clipped, however far the policy has moved."""
+    return fmean([value for value in window.values if value > 0] or [0.0])
 
 
 def _is_far_from(usual: float) -> Callable[[LogWindow], bool]:
