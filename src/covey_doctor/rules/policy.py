@@ -248,21 +248,21 @@ def rate_too_high(log: RunLog) -> Evidence | None:
 
 
 def _moved(log: RunLog, since: int) -> str | None:
-    """Describe a policy that was thrown about, by its clip at this step or later; None otherwise."""
+    """Describe how far the policy was thrown, by its clip since then."""
     first = next((RunPart(value, step, step) for step, value in log.known("entropy")), None)
     for usual in (log.usual("entropy"), first):
         span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))
         if usual is not None and span is not None:
             return f"entropy went {_to_the_end(usual, span, nats)}"
-    span = log.lasting("clip_fraction", lambda window: _clipped(window) > CLIPPED)
+    span = log.lasting("clip_fraction", lambda window: _usual_clip(window) > CLIPPED)
     if span is None or span.windows[-1].last < since:
         return None
     last = span.windows[-1]
-    return f"{percent(_clipped(last))} of the tokens are clipped where rewards differ ({last.part.steps})"
+    return f"{percent(_usual_clip(last))} of the tokens are clipped where rewards differ ({last.part.steps})"
 
 
-def _clipped(window: LogWindow) -> float:
-    """Average over steps that clip: if no rewards differ nothing is clipped, however far the policy has moved."""
+def _usual_clip(window: LogWindow) -> float:
+    """Average over steps that clip: without differing rewards none does."""
     return fmean([value for value in window.values if value > 0] or [0.0])
 
 
