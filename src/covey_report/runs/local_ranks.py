@@ -32,6 +32,18 @@ ADDRESS = "127.0.0.1"
 _CHILD = Path(__file__).with_name("rank_process.py")
 
 
+MOST_STARTED = {"ranks": 64, "threads": 1024}
+"""Most processes, and threads of each, that a run's records may ask for."""
+
+
+def number_to_start(name: str, told: object) -> int:
+    """Return a number of processes or threads. ValueError beyond the bounds, for a stranger's file may say it."""
+    if type(told) is not int or not 1 <= told <= MOST_STARTED[name]:
+        most = MOST_STARTED[name]
+        raise ValueError(f"the {name} of a run must be 1 to {most} to compute it again, its records say {told!r:.40}")
+    return told
+
+
 class RankReply(NamedTuple):
     """The result of the function on one rank."""
 
@@ -85,6 +97,8 @@ def run_on_ranks(work: Callable[[], str], threads: Sequence[int]) -> str:
     ValueError or RunStopped where it fails on a rank.
     """
     sent = pickle.dumps({"path": sys.path, "work": pickle.dumps(work)})
+    number_to_start("ranks", len(threads))
+    threads = [number_to_start("threads", one) for one in threads]
     place = {"WORLD_SIZE": str(len(threads)), **new_meeting_place(ADDRESS)}
     started: list[_Rank] = []
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from covey.run.checkpoints.checkpoint import complete_checkpoints
 from covey.run.checkpoints.manifest import read_manifest, step_of
 from covey.run.folder import changes_of
+from covey_report.runs.local_ranks import MOST_STARTED, number_to_start
 
 Row = dict[str, Any]
 
@@ -67,7 +68,7 @@ def legs_of(folder: Path, proof: Sequence[Row], total: int) -> list[Leg]:
         facts = began.get(step - 1, facts)
         later = next((noted[at] for at in sorted(noted) if at >= step), newest)
         told = facts or {"ranks": later.get("num_ranks", 1), "threads": later.get("num_threads", 1)}
-        ranks, threads = int(told.get("ranks", 1)), int(told.get("threads", 1))
+        ranks, threads = (number_to_start(name, told.get(name, 1)) for name in MOST_STARTED)
         legs.append(Leg(sum(after <= step - 1 for after in changed), ranks, threads))
     return legs
 

@@ -250,3 +250,12 @@ def test_settings_that_a_foreign_run_changed_later_run_no_code(run: Path) -> Non
     with pytest.raises(ValueError, match=r"its settings run code .*byte_rewards:by_bytes; review"):
         config_at(asked, 0)
     assert config_at(replace(asked, typed=("trust_run=true",)), 0).rewards == ["tests.support.byte_rewards:by_bytes"]
+
+
+@pytest.mark.parametrize(("name", "told"), [("ranks", 10**6), ("ranks", 0), ("threads", 10**9), ("threads", "x")])
+def test_the_records_of_a_stranger_start_few_processes(name: str, told: Any, run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "proof.jsonl").read_text().splitlines()]
+    lines[0]["machine"][name] = told
+    (run / "proof.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    with pytest.raises(ValueError, match=rf"the {name} of a run must be 1 to \d+ to compute it again"):
+        run_verify([str(run)])
