@@ -261,7 +261,8 @@ def test_every_setting_and_choice_that_is_named_exists() -> None:
     assert unknown == []
 
 
-OPTION_SETTINGS = {"model.chat_template_kwargs", *(f"algorithm.{field}" for field in settings.OPTION_FIELDS)}
+OPTIONS = [name for name, value in vars(Config().algorithm).items() if isinstance(value, dict)]
+OPTION_SETTINGS = {"model.chat_template_kwargs", *(f"algorithm.{name}" for name in OPTIONS)}
 """Settings whose keys the user's function or template knows."""
 NO_SETTINGS = {"sed", "foo", "strict", "exit", "learning_rate", "optimizer__lr", "lr", "tokenizer", "temperature"}
 NO_SETTINGS |= {"num_samples", "model__code"}

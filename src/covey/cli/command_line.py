@@ -6,16 +6,14 @@ Imports the schema of the settings and nothing heavier.
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_origin
 
 from covey.cli import help as usage
 from covey.config.names import explain_foreign, named_elsewhere, nearest, refuse_foreign
-from covey.config.schema import Config, unknown_setting
-from covey.environments.registry import environment_classes
+from covey.config.schema import setting_types, unknown_setting
 from covey.policy.models.naming import check_name
 from covey.run.folder import CONFIG, run_of
 from covey.system.section import Section
@@ -235,19 +233,8 @@ def with_whole_numbers(word: str) -> str:
 def _setting_types() -> dict[str, Any]:
     """Return the type of each dotted setting, int where environments differ."""
     found: dict[str, Any] = {}
-    for name, kind in _walk(Config, ""):
-        found[name] = kind if found.get(name) not in (int, int | None, list[int]) else found[name]
+    for name, kind in setting_types():
+        is_section = name == "environment" or (isinstance(kind, type) and issubclass(kind, Section))
+        if not is_section and found.get(name) not in (int, int | None, list[int]):
+            found[name] = kind
     return found
-
-
-def _walk(section: type, prefix: str) -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(section)
-    for field in fields(section):
-        kind, name = hints[field.name], f"{prefix}{field.name}"
-        if isinstance(kind, type) and issubclass(kind, Section):
-            yield from _walk(kind, f"{name}.")
-        elif name == "environment":
-            for environment in environment_classes().values():
-                yield from _walk(environment, "environment.")
-        else:
-            yield name, kind

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -37,14 +37,13 @@ from covey.environments.data.settings import DataConfig
 from covey.environments.registry import environment_class, environment_names
 from covey.environments.settings import MixtureConfig
 from covey.system.disk import cache_folder, read_regular
+from covey.system.section import types_of
 from covey.system.text.masking import mask
 
 MAX_YAML_BYTES = 1 << 20
 """Maximum bytes of a file of settings; a longer one is refused unread."""
 MAX_YAML_DEPTH = 100
 """Maximum depth of brackets in it."""
-OPTION_FIELDS = tuple(name for name, value in vars(AlgorithmConfig()).items() if isinstance(value, dict))
-"""Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
 NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][+-]?\d+)?|[+-]?(\.?inf(inity)?|\.?nan)", re.IGNORECASE)
 """Text that OmegaConf reads as a number."""
 FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
@@ -283,8 +282,8 @@ def to_yaml(config: Config) -> str:
 def _plain(value: Any, hint: Any) -> Any:
     """Convert sections to dicts, sequences to lists, numbers to their fields' types."""
     if is_dataclass(value):
-        section: type = type(value)
-        hints = _hints(section)
+        section: Any = type(value)  # hashable, which mypy denies
+        hints = types_of(section)
         return {name: _plain(getattr(value, name), hints[name]) for name in hints}
     if isinstance(value, Mapping):
         return {key: _plain(one, None) for key, one in value.items()}
@@ -295,12 +294,6 @@ def _plain(value: Any, hint: Any) -> Any:
     if float in choices and int not in choices and type(value) is int:
         return float(value)
     return str(value) if str in choices and value is not None else value
-
-
-@lru_cache
-def _hints(section: type) -> Mapping[str, Any]:
-    declared = get_type_hints(section)
-    return {field.name: declared[field.name] for field in fields(section)}
 
 
 class _Dumper(yaml.CSafeDumper):

@@ -4,7 +4,8 @@ Unknown keys fail. No key appears twice, no default depends on another field; de
 Components take plain parameters, not these objects (`train` and the builders in `build.py` are the exceptions).
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
@@ -19,7 +20,7 @@ from covey.policy.settings import NANO, SAVED, WITH_LORA, ModelConfig
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section
 from covey.system.disk import cache_folder
-from covey.system.section import Section
+from covey.system.section import Section, types_of
 from covey.system.setting import Requires, choices_of, is_set, setting
 from covey.trainer.settings import PER_GROUP, OptimizerConfig
 
@@ -309,17 +310,21 @@ def group_choices() -> dict[str, list[str]]:
     return dict(sorted((files | GROUPS | {"environment": environment_names()}).items()))
 
 
-def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
-    """Return every setting's dotted name, those of all environments included."""
-    found = []
-    for part in fields(schema):
-        found.append(prefix + part.name)
-        if is_dataclass(part.type):
-            found += setting_names(part.type, f"{prefix}{part.name}.")
-        elif part.name == "environment":
+def setting_types(section: type = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting's dotted name and type, a section before its own."""
+    for own, kind in types_of(section).items():
+        name = f"{prefix}{own}"
+        yield name, kind
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from setting_types(kind, f"{name}.")
+        elif name == "environment":
             for environment in environment_classes().values():
-                found += setting_names(environment, "environment.")
-    return found
+                yield from setting_types(environment, "environment.")
+
+
+def setting_names() -> list[str]:
+    """Return every setting's dotted name, those of all environments included."""
+    return [name for name, _ in setting_types()]
 
 
 def unknown_setting(name: str, place: str = "") -> str:

@@ -56,13 +56,12 @@ class FillRequest:
     def completion(self, fill: Fill) -> Completion:
         chosen = [fill.filled[position] for position in self.masked]
         passes = tuple(number for _, _, number in chosen)
-        several = any(passes) and self.sampling.likelihood == "trajectory"
         return Completion(
             token_ids=tuple(token_id for token_id, _, _ in chosen),
             logprobs=tuple(logprob for _, logprob, _ in chosen),
             finish_reason="stop",
             policy_version=self.version,
-            passes=passes if several else (),
+            passes=passes if any(passes) else (),
         )
 
 

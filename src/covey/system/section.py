@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from covey.system.lookup import near
-from covey.system.setting import Bounds
+from covey.system.setting import Bounds, bounds_of
 
 
 class Section:
@@ -63,10 +63,18 @@ def check_choice(name: str, value: Any, bounds: Bounds) -> None:
             raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {one or 'nothing'}{near(one, names)}")
 
 
+def check_bounds(section: Section, prefix: str = "") -> None:
+    """Refuse values out of bounds, where no run has checked them. ValueError."""
+    for one in fields(section):  # type: ignore[arg-type] # every section is a dataclass
+        name, value, bounds = f"{prefix}{one.name}", vars(section)[one.name], bounds_of(one)
+        check_range(name, value, bounds)
+        check_choice(name, value, bounds)
+
+
 def _converted_field(section: type, name: str, value: Any) -> Any:
     _check_name(section, name)
     try:
-        return convert(value, _types(section)[name], name)
+        return convert(value, types_of(section)[name], name)
     except ValueError as error:
         raise ValueError(f"{_prefix(section)}{error}") from None
 
@@ -112,7 +120,7 @@ def _show(value: Any) -> str:
 
 
 def _check_name(section: type, name: str) -> None:
-    if name in _types(section):
+    if name in types_of(section):
         return
     raise ValueError(explain_unknown(f"{_prefix(section)}{name}"))
 
@@ -144,7 +152,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @cache
-def _types(section: Any) -> dict[str, Any]:
+def types_of(section: Any) -> dict[str, Any]:
     """Return the type of each field, read once per class."""
     hints = get_type_hints(section)
     return {field.name: hints[field.name] for field in fields(section)}

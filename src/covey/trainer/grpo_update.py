@@ -13,7 +13,7 @@ import math
 import numbers
 import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypedDict
 
 import torch
@@ -28,8 +28,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
 from covey.policy.reference import Reference
 from covey.system.custom import Custom
-from covey.system.section import check_choice, check_range
-from covey.system.setting import bounds_of
+from covey.system.section import check_bounds
 from covey.trainer.batch import make_batch, make_rows
 from covey.trainer.trainer import Trainer
 from covey.types import Group, Prompt, Sampling
@@ -151,10 +150,7 @@ class GRPO:
         for name, value in vars(self.algorithm).items():
             if name not in SETTINGS_READ and value != defaults[name]:
                 raise ValueError(f"GRPO.update reads no algorithm.{name}, got {value}: take covey train")
-        for one in fields(self.algorithm):
-            name, value = f"algorithm.{one.name}", vars(self.algorithm)[one.name]
-            check_range(name, value, bounds_of(one))
-            check_choice(name, value, bounds_of(one))
+        check_bounds(self.algorithm, "algorithm.")
         objective = build_objective(self.algorithm, norm_length=1)
         if objective.needs_batch_selection or objective.needs_full_kl:
             name = "kl_estimator" if objective.needs_full_kl else "loss"

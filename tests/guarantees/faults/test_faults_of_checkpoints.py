@@ -17,7 +17,6 @@ from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import (
     MANIFEST,
-    Retention,
     complete_checkpoints,
     load_state,
     newest_valid,
@@ -321,8 +320,8 @@ def test_retention_keeps_the_last_and_the_best_and_never_deletes_the_only_good_o
 ) -> None:
     for step, score in ((1, 0.9), (2, 0.9), (3, 0.5), (4, 0.2)):
         save(tmp_path, step, policy, score)
-    prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=True))
+    prune_checkpoints(tmp_path, keep_last=1, keep_best=True)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000002", "step-000004"]
     (tmp_path / "step-000004" / "state.pt").write_bytes(b"torn")
-    prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=False))
+    prune_checkpoints(tmp_path, keep_last=1, keep_best=False)
     assert newest_valid(tmp_path) == tmp_path / "step-000002"

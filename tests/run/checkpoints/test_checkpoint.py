@@ -24,7 +24,6 @@ from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints import checkpoint
 from covey.run.checkpoints.checkpoint import (
-    Retention,
     complete_checkpoints,
     load_weights,
     prune_checkpoints,
@@ -155,7 +154,7 @@ def test_old_checkpoints_go_only_after_the_new_one_is_there(tmp_path: Path) -> N
     policy = nano()
     for step in (1, 2, 3, 10):
         save_checkpoint(tmp_path, step, policy, STATE, {})
-        prune_checkpoints(tmp_path, Retention(keep_last=2, keep_best=False))
+        prune_checkpoints(tmp_path, keep_last=2, keep_best=False)
         assert (tmp_path / f"step-{step:06d}" / "manifest.json").is_file()
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000003", "step-000010"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000010"]

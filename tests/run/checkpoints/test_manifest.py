@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, newest_valid, problem, prune_checkpoints
+from covey.run.checkpoints.checkpoint import complete_checkpoints, newest_valid, problem, prune_checkpoints
 from covey.run.checkpoints.manifest import (
     MANIFEST,
     MAX_BYTES,
@@ -129,7 +129,7 @@ def test_a_malformed_manifest_is_an_invalid_checkpoint_and_the_one_before_is_tak
     assert "\n" not in fault
     assert len(fault) < 300
     assert newest_valid(tmp_path) == older
-    prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=True))
+    prune_checkpoints(tmp_path, keep_last=1, keep_best=True)
     assert complete_checkpoints(tmp_path)[0] == older, "nothing is deleted unless the newest verifies"
 
 
@@ -138,14 +138,14 @@ def test_a_malformed_manifest_among_good_ones_keeps_nothing_from_being_deleted(t
     checkpoint(tmp_path, 2)
     best, last = checkpoint(tmp_path, 3, {"score": 0.9}), checkpoint(tmp_path, 4)
     sealed_again(spoiled, score="x")
-    prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=True))
+    prune_checkpoints(tmp_path, keep_last=1, keep_best=True)
     assert complete_checkpoints(tmp_path) == [best, last]
 
 
 def test_of_equal_scores_the_newer_checkpoint_is_best_no_score_is_lowest(tmp_path: Path) -> None:
     checkpoint(tmp_path, 1, {"score": -0.5})
     best, *_, last = [checkpoint(tmp_path, 2, {"score": -0.5}), *(checkpoint(tmp_path, step, {}) for step in (3, 4))]
-    prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=True))
+    prune_checkpoints(tmp_path, keep_last=1, keep_best=True)
     assert complete_checkpoints(tmp_path) == [best, last]
 
 

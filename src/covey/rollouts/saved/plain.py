@@ -8,12 +8,12 @@ import base64
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from covey.rollouts.attempt import Attempt
 from covey.system.jsonl import plain_data
+from covey.system.section import types_of
 from covey.types import Completion, Failure, Group, Prompt, Rollout
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Piece:
 def to_plain(value: Any) -> Any:
     """Return a dataclass as plain containers, its numbers packed."""
     kind: Any = type(value)
-    hints = _hints(kind)
+    hints = types_of(kind)
     return {field.name: _plain(hints[field.name], getattr(value, field.name)) for field in fields(value)}
 
 
@@ -110,7 +110,7 @@ def _restore(kind: Any, plain: Any) -> Any:
 
 
 def _dataclass(kind: Any, plain: Any) -> Any:
-    hints = _hints(kind)
+    hints = types_of(kind)
     if not isinstance(plain, dict) or not plain.keys() <= hints.keys():
         raise ValueError(f"a {kind.__name__} is due, got {plain!r:.60}")
     try:
@@ -125,12 +125,7 @@ def _one_of(parts: Sequence[Any], plain: Any) -> Any:
         return None
     names, others = set(plain) if isinstance(plain, dict) else set(), [part for part in parts if part is not NoneType]
     fitting: list[Any] = [part for part in others if is_dataclass(part)]
-    return _restore(next((part for part in fitting if names <= _hints(part).keys()), others[0]), plain)
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return _restore(next((part for part in fitting if names <= types_of(part).keys()), others[0]), plain)
 
 
 def check_tokens(value: Any, vocabulary: int) -> None:

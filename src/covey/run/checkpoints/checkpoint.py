@@ -12,7 +12,6 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -39,14 +38,6 @@ from covey.system.disk import atomic_folder, catch_write_errors, sync
 LOGGER = logging.getLogger(__name__)
 
 POLICY, STATE, SETTINGS, CARD = "policy", "state.pt", "settings.yaml", "README.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """The checkpoints to keep: the last `keep_last`, and the best."""
-
-    keep_last: int
-    keep_best: bool
 
 
 def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -98,13 +89,13 @@ def save_checkpoint(
     return final
 
 
-def prune_checkpoints(checkpoints: Path, retention: Retention) -> None:
-    """Delete old checkpoints, if the newest one verifies."""
+def prune_checkpoints(checkpoints: Path, *, keep_last: int, keep_best: bool) -> None:
+    """Keep the last checkpoints, and the best; the newest must verify."""
     complete = complete_checkpoints(checkpoints)
     if not complete or problem(complete[-1]) is not None:
         return
-    keep = set(complete[-max(retention.keep_last, 1) :])
-    if retention.keep_best:
+    keep = set(complete[-keep_last:])
+    if keep_best:
         keep.add(max(complete, key=lambda path: (_score(path), path.name)))
     for path in complete:
         if path not in keep:

@@ -21,7 +21,7 @@ from covey.policy import sharding
 from covey.rollouts.saved.journal import RolloutJournal
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
-from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
+from covey.run.checkpoints.checkpoint import complete_checkpoints, prune_checkpoints, save_checkpoint
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of, numbers_of
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY, VERDICTS
 from covey.run.records import rollout_log, step_metrics
@@ -329,7 +329,8 @@ class RunRecorder:
             return False
         if self._proof is not None:
             self._proof.note_checkpoint(saved, state["step"])
-        prune_checkpoints(self.checkpoints, Retention(self._config.output.keep_last, self._config.output.keep_best))
+        output = self._config.output
+        prune_checkpoints(self.checkpoints, keep_last=output.keep_last, keep_best=output.keep_best)
         return True
 
     def _sync_rows(self) -> None:
