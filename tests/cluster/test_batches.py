@@ -26,6 +26,7 @@ from covey.engine.weights import await_probe, make_weight_set, prove, trained_te
 from covey.policy.policy import Policy
 from covey.rollouts import rollout
 from covey.rollouts.buffer import Bound, Ticket
+from covey.rollouts.saved.plain import SavedGroup
 from covey.system.machine import KEPT_MEMORY
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
@@ -440,7 +441,7 @@ def test_what_another_incarnation_or_attempt_made_is_refused_and_counted(attempt
     assert (call.ticket.attempt, result.ticket.attempt, slot.under_way) == (1, 1, {})
 
 
-def test_a_group_is_the_same_after_its_way_through_plain_values() -> None:
+def test_a_group_is_the_same_after_its_way_to_the_trainer() -> None:
     long = Rollout(
         input_ids=(5, 6, 8),
         target_ids=(6, 8, 2),
@@ -459,9 +460,11 @@ def test_a_group_is_the_same_after_its_way_through_plain_values() -> None:
     )
     (ticket,) = tickets(1)
     group = Group(ticket.prompt, (long, replace(long, input_length=3, branches=())), (Failure("judge timed out"),))
-    sent = pickle.loads(pickle.dumps(SampledGroup.of(ticket, group)))
-    assert sent.group(ticket.prompt) == group
-    assert [rollout.re_encoded_tokens for rollout in sent.group(ticket.prompt).rollouts] == [7, 7]
+    sent = pickle.loads(pickle.dumps(SampledGroup(0, 0, SavedGroup.of(group)))).whole.group(ticket.prompt)
+    assert sent == group
+    assert [(rollout.re_encoded_tokens, rollout.reward.extra) for rollout in sent.rollouts] == [
+        (7, {"seconds": "2"})
+    ] * 2
 
 
 def test_the_status_is_of_now_while_samplers_have_nothing_to_do(

@@ -21,6 +21,7 @@ from covey.rollouts.buffer import Ticket
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved.journal import NOTHING_KEPT, KeptGroup
+from covey.rollouts.saved.plain import SavedGroup
 
 PARTS_SECONDS = 1.0
 """Most seconds until parts of unfinished groups are handed over."""
@@ -144,7 +145,7 @@ class SamplerActor:
             error = (type(raised).__name__, str(raised))
             self._done.append(SampledGroup(ticket.number, ticket.attempt, error=error))
         else:
-            self._done.append(SampledGroup.of(ticket, group))
+            self._done.append(SampledGroup(ticket.number, ticket.attempt, SavedGroup.of(group)))
         self._parts = [part for part in self._parts if part.number != ticket.number]
         self._longest = max(self._longest, time.monotonic() - started)
         self._some_done.set()

@@ -3,8 +3,7 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from torch import Tensor
 from covey.engine.base import EngineStats, Probe, WeightSet
 from covey.rollouts.buffer import Ticket
 from covey.rollouts.saved.journal import KeptGroup
+from covey.rollouts.saved.plain import SavedGroup
 from covey.system import collectives
-from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped
+from covey.types import Group, RunStopped
 
 Logprobs = Future[tuple[float, ...]]
 """Log-probs of a probe, on their way."""
@@ -36,23 +36,6 @@ class Jobs:
     """Known parts of groups by ticket number; None: new ones are not wanted."""
 
 
-Plain = tuple[Any, ...]
-"""Values of a rollout's fields in their order, those of its reward among them: pickled faster than the objects."""
-_values_of_rollout = attrgetter(*(field.name for field in fields(Rollout)))
-_values_of_reward = attrgetter(*(field.name for field in fields(Reward)))
-_PLACE = [field.name for field in fields(Rollout)].index("reward")
-
-
-def plain(rollout: Rollout) -> Plain:
-    values = _values_of_rollout(rollout)
-    return (*values[:_PLACE], _values_of_reward(rollout.reward), *values[_PLACE + 1 :])
-
-
-def rollout_of(values: Plain) -> Rollout:
-    restored: Plain = (*values[:_PLACE], Reward(*values[_PLACE]), *values[_PLACE + 1 :])
-    return Rollout(*restored)
-
-
 @dataclass(frozen=True, slots=True)
 class SampledGroup:
     """A sampler's result for a job, without the prompt."""
@@ -60,18 +43,9 @@ class SampledGroup:
     number: int
     attempt: int
     """Attempt of the job's ticket."""
-    rollouts: tuple[Plain, ...] = ()
-    """Rollouts as `plain` makes them."""
-    failures: tuple[Failure, ...] = ()
+    whole: SavedGroup | None = None
     error: tuple[str, str] | None = None
     """Name of the raised exception's class and its message; None without one."""
-
-    @staticmethod
-    def of(ticket: Ticket, group: Group) -> "SampledGroup":
-        return SampledGroup(ticket.number, ticket.attempt, tuple(map(plain, group.rollouts)), group.failures)
-
-    def group(self, prompt: Prompt) -> Group:
-        return Group(prompt, tuple(map(rollout_of, self.rollouts)), self.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +83,8 @@ class TicketResult:
 
     @staticmethod
     def of(ticket: Ticket, sampled: SampledGroup) -> "TicketResult":
-        if sampled.error is not None:
-            return TicketResult(ticket, None, sampled.error)
-        return TicketResult(ticket, sampled.group(ticket.prompt))
+        group = None if sampled.whole is None else sampled.whole.group(ticket.prompt)
+        return TicketResult(ticket, group, sampled.error)
 
 
 @dataclass(frozen=True, slots=True)
