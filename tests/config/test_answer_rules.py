@@ -21,7 +21,7 @@ ROWS = ["data.path=rows.jsonl"]
             [*IFEVAL, "environment.kinds=[punctuation:no_coma]"],
             "environment.kinds of style full must be among ",
         ),
-        ([*IFEVAL, "environment.style=terse"], "environment.style must be one of full, short, got 'terse'"),
+        ([*IFEVAL, "environment.style=terse"], "environment.style must be one of full, short, got terse"),
         (
             ["environment=math", *ROWS, "environment.scheme=verl_math"],
             "environment.scheme must be one of covey, values, math_verify, trl, torchrl, got",
@@ -32,7 +32,7 @@ ROWS = ["data.path=rows.jsonl"]
         ),
         (
             ["environment=gsm8k", *ROWS, "environment.format_reward=1"],
-            "environment.format_reward must be in [0, 1), got 1.0",
+            "environment.format_reward must be < 1, got 1.0",
         ),
         (["environment=countdown", "environment.uses=once"], "environment.uses must be one of exactly, at_most, got"),
         (

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from covey.environments.base import Split
+from covey.system.section import check_bounds
 from covey_tasks.ifeval.kinds import MATERIAL, STYLES, Arguments, compatible
 from covey_tasks.ifeval.settings import IfevalConfig
 
@@ -35,17 +36,13 @@ class Request:
 
 def check_kinds(settings: IfevalConfig) -> None:
     """Refuse (ValueError) settings that no prompt can be made of."""
+    check_bounds(settings)
     style, kinds = settings.style, settings.kinds
-    if style not in STYLES:
-        raise ValueError(f"style must be one of {', '.join(STYLES)}, got {style!r}")
     unknown = [kind for kind in kinds if kind not in STYLES[style]]
     if unknown:
         raise ValueError(f"kinds of style {style} must be among {', '.join(STYLES[style])}, got {unknown[0]}")
     if len(set(kinds)) < len(kinds):
         raise ValueError(f"kinds must be different, got {', '.join(kinds)}")
-    for name in ("max_instructions", "num_train", "num_test"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be >= 1, got {getattr(settings, name)}")
 
 
 def generate(settings: IfevalConfig) -> dict[Split, list[Request]]:

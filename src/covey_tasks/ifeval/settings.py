@@ -34,16 +34,17 @@ class IfevalConfig(EnvironmentConfig):
     """Text of the system message; null takes the scheme's own, "" sends none."""
     benchmark: str | None = None
     """Rows to evaluate on instead of held-out prompts, such as google/IFEval: a file, a folder or a hub name."""
-    style: str = setting("full", needs=GENERATED)
+    style: str = setting("full", choices=("full", "short"), needs=GENERATED)
     """Wording of generated prompts: full, or short (a few words, for the nano policy)."""
     kinds: list[str] = setting([], needs=GENERATED)
     """Kinds of instruction that are generated, such as punctuation:no_comma; empty takes all of the style."""
-    max_instructions: int = setting(3, needs=GENERATED)
+    max_instructions: int = setting(3, ge=1, needs=GENERATED)
     """Most instructions of a generated prompt."""
-    num_train: int = setting(4096, needs=GENERATED)
+    num_train: int = setting(4096, ge=1, needs=GENERATED)
     """Generated training prompts."""
     num_test: int = setting(
         512,
+        ge=1,
         needs=(GENERATED, Requires("environment.benchmark = null", ("environment.benchmark",), lambda path: not path)),
     )
     """Generated held-out prompts, none of which is in the training set."""

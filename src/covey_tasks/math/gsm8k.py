@@ -25,17 +25,17 @@ from typing import Any
 from covey.environments.base import Split, conversation
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
-from covey.system.lookup import one_of
+from covey.system.section import check_bounds
 from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.judge import compare
 from covey_graders.math.layout import states_number
 from covey_graders.tags import first_block, visible
 from covey_tasks.columns import of_verl, text_in
-from covey_tasks.math.schemes import check_format_reward, graded
+from covey_tasks.math.schemes import graded
 from covey_tasks.math.schemes import torchrl_reward as torchrl_scale
 from covey_tasks.math.settings import Gsm8kConfig
 from covey_tasks.math.verified import VerifiedAnswers
-from covey_tasks.math.verifier import MathLimits, check_installed
+from covey_tasks.math.verifier import MathVerifier, check_installed
 
 Row = Mapping[str, Any]
 
@@ -44,11 +44,6 @@ _CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
 _GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
 _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
-
-
-def check_scheme(settings: Gsm8kConfig) -> None:
-    one_of("scheme", settings.scheme, INSTRUCTIONS)
-    check_format_reward(settings.format_reward)
 
 
 def split_answer(answer: str) -> tuple[str, str]:
@@ -72,14 +67,14 @@ class GSM8K(VerifiedAnswers):
         self,
         rows: Mapping[Split, Sequence[Row | Prompt]],
         settings: Gsm8kConfig | None = None,
-        limits: MathLimits | None = None,
+        verifier: MathVerifier | None = None,
     ) -> None:
         """Take rows. ValueError unless each answer ends in `#### N`."""
         self._settings = settings or Gsm8kConfig()
-        check_scheme(self._settings)
+        check_bounds(self._settings)
         if self._settings.scheme == "trl":
             check_installed("trl")
-        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), limits)
+        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), verifier or MathVerifier())
 
     def write_solution(self, prompt: Prompt) -> str:
         return DEMONSTRATIONS[self._settings.scheme].format(**prompt.columns)

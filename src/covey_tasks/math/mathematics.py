@@ -26,17 +26,17 @@ from covey.environments.base import Split, conversation
 from covey.environments.data.columns import from_text, value_in
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
-from covey.system.lookup import one_of
+from covey.system.section import check_bounds
 from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.answers import find_answer
 from covey_graders.math.judge import compare, is_no_answer
 from covey_graders.math.layout import boxed_answer, has_one_box
 from covey_graders.tags import first_block, visible
 from covey_tasks.columns import as_question, nothing_in, text_in
-from covey_tasks.math.schemes import check_format_reward, graded, torchrl_reward
+from covey_tasks.math.schemes import graded, torchrl_reward
 from covey_tasks.math.settings import MathConfig
 from covey_tasks.math.verified import VerifiedAnswers
-from covey_tasks.math.verifier import MathLimits, check_installed
+from covey_tasks.math.verifier import MathVerifier, check_installed
 
 Row = Mapping[str, Any]
 
@@ -49,16 +49,6 @@ _TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 """Golds that TorchRL's comparison is sure to find equal to themselves: it cannot read LaTeX without dollar signs."""
 
 
-def check_scheme(settings: MathConfig) -> None:
-    one_of("scheme", settings.scheme, INSTRUCTIONS)
-    check_format_reward(settings.format_reward)
-    limits_of(settings)
-
-
-def limits_of(settings: MathConfig) -> MathLimits:
-    return MathLimits(settings.timeout, settings.num_workers)
-
-
 class Mathematics(VerifiedAnswers):
     """Environment of mathematical problems.
 
@@ -67,10 +57,11 @@ class Mathematics(VerifiedAnswers):
 
     def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathConfig | None = None) -> None:
         self._settings = settings or MathConfig()
-        check_scheme(self._settings)
+        check_bounds(self._settings)
         if self._settings.scheme in ASK_MATH_VERIFY:
             check_installed(self._settings.scheme)
-        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), limits_of(self._settings))
+        verifier = MathVerifier(self._settings.timeout, self._settings.num_workers)
+        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), verifier)
 
     def gold(self, prompt: Prompt) -> str | None:
         """Return the worked solution, None if TorchRL's scheme rewards none fully."""

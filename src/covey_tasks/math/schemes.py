@@ -4,11 +4,6 @@ from covey.types import Reward
 from covey_graders.tags import first_block
 
 
-def check_format_reward(value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"format_reward must be in [0, 1), got {value}")
-
-
 def graded(is_right: bool, has_form: bool, format_reward: float) -> Reward:
     """Return 1 for the right answer, `format_reward` for the form alone."""
     value = 1.0 if is_right else format_reward * has_form

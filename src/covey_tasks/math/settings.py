@@ -24,9 +24,9 @@ class Gsm8kConfig(EnvironmentConfig):
     """Grade-school word problems. Rows from `data`."""
 
     name: str = "gsm8k"
-    scheme: str = "covey"
+    scheme: str = setting("covey", choices=("covey", "values", "verl_strict", "verl_flexible", "torchrl", "trl"))
     """Reward scheme: covey, values, verl_strict, verl_flexible, torchrl or trl."""
-    format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
+    format_reward: float = setting(0.1, ge=0, lt=1, needs=FORMAT_SCHEME)
     """Reward for an answer in the requested form that is wrong (schemes covey and values)."""
     instruction: str | None = None
     """Text of the system message; null takes the scheme's own, "" sends none."""
@@ -39,22 +39,15 @@ class Gsm8kConfig(EnvironmentConfig):
 
         return build_gsm8k(self, run)
 
-    def check(self, run: BuildSettings) -> None:
-        """Check that the scheme exists, and its range."""
-        from covey_tasks.math.gsm8k import check_scheme
-
-        with naming_settings():
-            check_scheme(self)
-
 
 @dataclass
 class MathConfig(EnvironmentConfig):
     """Problems whose answer is any mathematics. Rows from `data`."""
 
     name: str = "math"
-    scheme: str = "covey"
+    scheme: str = setting("covey", choices=("covey", "values", "math_verify", "trl", "torchrl"))
     """Reward scheme: covey, values, math_verify, trl or torchrl."""
-    format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
+    format_reward: float = setting(0.1, ge=0, lt=1, needs=FORMAT_SCHEME)
     """Reward for a wrong answer in the only box (schemes covey and values)."""
     instruction: str | None = None
     """Text of the system message; null takes the scheme's own, "" sends none."""
@@ -78,11 +71,7 @@ class MathConfig(EnvironmentConfig):
         return build_math(self, run)
 
     def check(self, run: BuildSettings) -> None:
-        """Check the scheme, ranges and the time of math-verify."""
-        from covey_tasks.math.mathematics import check_scheme
-
-        with naming_settings():
-            check_scheme(self)
+        """Check the time of math-verify."""
         check_time(run, self.timeout, f"environment.timeout={self.timeout:g}")
 
 
@@ -93,23 +82,23 @@ class CountdownConfig(EnvironmentConfig):
     name: str = "countdown"
     num_numbers: list[int] = setting([3], needs=WITHOUT_ROWS)
     """Numbers of a made-up problem, 2 to 6: the difficulties, in equal parts."""
-    max_number: int = setting(20, needs=WITHOUT_ROWS)
+    max_number: int = setting(20, ge=1, needs=WITHOUT_ROWS)
     """Numbers are drawn from 1 to this."""
-    max_target: int = setting(100, needs=WITHOUT_ROWS)
+    max_target: int = setting(100, ge=1, needs=WITHOUT_ROWS)
     """Targets are from 1 to this."""
     operators: list[str] = setting(["+", "-", "*", "/"], needs=WITHOUT_ROWS)
     """Operators in problems, `+` among them; answers may use all four."""
-    num_train: int = setting(4096, needs=WITHOUT_ROWS)
+    num_train: int = setting(4096, ge=1, needs=WITHOUT_ROWS)
     """Training problems (fewer where the ranges have not so many)."""
-    num_test: int = setting(512, needs=WITHOUT_ROWS)
+    num_test: int = setting(512, ge=1, needs=WITHOUT_ROWS)
     """Held-out problems, none of which is in the training set."""
     problem_seed: int = setting(0, needs=WITHOUT_ROWS)
     """Seed of the drawn problems."""
-    uses: str = "exactly"
+    uses: str = setting("exactly", choices=("exactly", "at_most"))
     """Use of each number: exactly (once) or at_most (once)."""
-    answer_form: str = "tags"
+    answer_form: str = setting("tags", choices=("tags", "plain"))
     """Place of the expression: tags (the last answer tag) or plain (it is the whole completion)."""
-    format_reward: float = 0.1
+    format_reward: float = setting(0.1, ge=0, lt=1)
     """Reward for an answer in the requested form that is wrong."""
     instruction: str | None = None
     """Text of the system message; null takes the form's own, "" sends none."""
@@ -123,10 +112,9 @@ class CountdownConfig(EnvironmentConfig):
         return build_countdown(self, run)
 
     def check(self, run: BuildSettings) -> None:
-        """Check the rules, and the ranges of problems that are made up."""
-        from covey_tasks.math.countdown.environment import check_problems, check_rules
+        """Check the numbers and operators of problems that are made up."""
+        from covey_tasks.math.countdown.environment import check_problems
 
-        with naming_settings():
-            check_rules(self)
-            if run.data.path is None:
+        if run.data.path is None:
+            with naming_settings():
                 check_problems(self)

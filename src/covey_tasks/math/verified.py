@@ -8,7 +8,7 @@ from dataclasses import replace
 from covey.environments.base import Environment, Split
 from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.answers import find_answer
-from covey_tasks.math.verifier import MathLimits, MathVerifier
+from covey_tasks.math.verifier import MathVerifier
 
 MAX_ANSWER = 200
 """Characters of an answer that are told."""
@@ -17,9 +17,9 @@ MAX_ANSWER = 200
 class VerifiedAnswers(Environment):
     """Environment of prompts with gold answers, each completion judged by itself."""
 
-    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], limits: MathLimits | None) -> None:
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], verifier: MathVerifier) -> None:
         self._prompts = prompts
-        self._verifier = MathVerifier(limits)
+        self._verifier = verifier
 
     @abstractmethod
     async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:

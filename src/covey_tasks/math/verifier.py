@@ -6,30 +6,12 @@ is never a failure of the system.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from covey.system.workers.pool import NO_WORKER, TOO_LONG, WorkerPool, WorkerSettings
 from covey.types import Failure, Reward
 from covey_graders.math.symbolic import math_verify_accuracy, torchrl_equal, trl_accuracy
-
-
-@dataclass(frozen=True, slots=True)
-class MathLimits:
-    """Limits of one comparison."""
-
-    timeout: float = 10.0
-    """Seconds."""
-    num_workers: int = 2
-    address_bytes: int = 2 << 30
-    """Address space of a worker; sympy starts in less than a tenth of it."""
-
-    def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be > 0 seconds, got {self.timeout}")
-        if self.num_workers < 1:
-            raise ValueError(f"num_workers must be >= 1, got {self.num_workers}")
 
 
 class MathVerifier:
@@ -39,8 +21,9 @@ class MathVerifier:
     True
     """
 
-    def __init__(self, limits: MathLimits | None = None) -> None:
-        self.limits = limits or MathLimits()
+    def __init__(self, timeout: float = 10.0, num_workers: int = 2) -> None:
+        """Bound the seconds of one comparison."""
+        self._workers = WorkerSettings(num_workers, timeout, address_bytes=ADDRESS_BYTES, preload=MODULES)
         self._pool: WorkerPool | None = None
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
@@ -67,11 +50,7 @@ class MathVerifier:
     async def _call(self, function: Callable[..., Any], texts: Mapping[str, str]) -> Any:
         """Call in a worker: 0.0 if killed, a Failure without a worker."""
         if self._pool is None:
-            limits = self.limits
-            workers = WorkerSettings(
-                limits.num_workers, limits.timeout, address_bytes=limits.address_bytes, preload=MODULES
-            )
-            self._pool = WorkerPool(FUNCTIONS, workers)
+            self._pool = WorkerPool(FUNCTIONS, self._workers)
         result = await self._pool.call(FUNCTIONS.index(function), texts)
         if isinstance(result, Failure) and result.reason.startswith(NO_WORKER):
             return result
@@ -92,5 +71,7 @@ def _reward(value: float | Failure) -> Reward | Failure:
 
 
 MODULES = ("math_verify", "sympy")
+ADDRESS_BYTES = 2 << 30
+"""Address space of a worker; sympy starts in less than a tenth of it."""
 FUNCTIONS: list[Callable[..., Any]] = [trl_accuracy, math_verify_accuracy, torchrl_equal]
 COUNTS = ("math_calls", "math_timeouts", "math_crashes")

@@ -21,6 +21,8 @@ from covey.environments.reward_functions.environment import (
     RewardSettings,
     reward_functions,
 )
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.system.section import check_bounds
 from covey.system.workers.pool import WorkerSettings
 from covey.types import Failure, Reward
 
@@ -597,8 +599,8 @@ def test_a_function_that_compares_is_not_asked_again_about_one_completion_alone(
 
 
 def test_an_impossible_failure_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"max_failure_rate must be in \[0, 1\], got 1.5"):
-        RewardSettings(max_failure_rate=1.5)
+    with pytest.raises(ValueError, match=r"max_failure_rate must be <= 1, got 1.5"):
+        check_bounds(RewardFunctionsConfig(max_failure_rate=1.5))
 
 
 def test_a_function_that_cannot_be_called_says_what_its_arguments_lack() -> None:

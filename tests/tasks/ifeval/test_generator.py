@@ -112,7 +112,7 @@ def test_stock_sentences_break_no_instruction_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"style": "long"}, "style must be one of full, short, got 'long'"),
+        ({"style": "long"}, "style must be one of full, short, got long"),
         ({"kinds": ("no_comma",)}, "kinds of style full must be among keywords:existence, .*, got no_comma"),
         (
             {"style": "short", "kinds": ("startend:quotation", "detectable_format:json_format")},

@@ -19,7 +19,7 @@ from covey_tasks.math.gsm8k import (
 )
 from covey_tasks.math.schemes import torchrl_reward as torchrl_scale
 from covey_tasks.math.settings import Gsm8kConfig
-from covey_tasks.math.verifier import MathLimits
+from covey_tasks.math.verifier import MathVerifier
 
 ROW = {"question": "How much are 3 boxes at $410?", "answer": "3*410 = <<3*410=1230>>1230 dollars.\n#### 1,230"}
 ROWS = {"train": [ROW], "test": [ROW]}
@@ -130,7 +130,7 @@ def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
 
 @pytest.mark.long
 def test_an_answer_that_hangs_algebra_is_wrong_and_counted() -> None:
-    environment = GSM8K(ROWS, Gsm8kConfig(scheme="trl"), limits=MathLimits(timeout=1.5))
+    environment = GSM8K(ROWS, Gsm8kConfig(scheme="trl"), verifier=MathVerifier(timeout=1.5))
     slow = "\\boxed{\\binom{999999999}{499999999}}"
     assert scores(environment, [slow]) == [Reward(0.0, {"correct": 0.0})]
     assert environment.metrics() == {"math_calls": 1.0, "math_timeouts": 1.0, "math_crashes": 0.0}
@@ -183,7 +183,7 @@ def test_torchrl_takes_the_first_answer_tag_and_pays_for_a_wrong_one() -> None:
 
 @pytest.mark.parametrize("settings", [{"scheme": "verl"}, {"format_reward": 1.0}])
 def test_impossible_settings_are_refused(settings: dict) -> None:
-    with pytest.raises(ValueError, match=r"must be (one of|in)"):
+    with pytest.raises(ValueError, match=r"must be (one of|<)"):
         GSM8K(ROWS, Gsm8kConfig(**settings))
 
 

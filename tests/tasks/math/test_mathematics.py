@@ -16,7 +16,7 @@ from covey_graders.math.equal import same_formula
 from covey_graders.math.symbolic import torchrl_equal
 from covey_tasks.math.mathematics import INSTRUCTIONS, Mathematics
 from covey_tasks.math.settings import MathConfig
-from covey_tasks.math.verifier import MathLimits, MathVerifier
+from covey_tasks.math.verifier import MathVerifier
 
 ROW = {"problem": "What is $\\frac12+\\frac14$?", "answer": "\\frac{3}{4}", "level": "Level 2"}
 TOWER = "9^{9^{9^9}}"
@@ -132,16 +132,12 @@ def test_the_level_of_a_row_is_its_difficulty() -> None:
     assert [made.difficulty(prompt) for prompt in made.prompts("train")] == [2, 5, None, None]
 
 
-@pytest.mark.parametrize("settings", [{"scheme": "verl_gsm8k"}, {"format_reward": 1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"scheme": "verl_gsm8k"}, {"format_reward": 1.0}, {"timeout": 0.0}, {"num_workers": 0}]
+)
 def test_impossible_settings_are_refused(settings: dict) -> None:
-    with pytest.raises(ValueError, match=r"must be (one of|in)"):
+    with pytest.raises(ValueError, match=r"must be (one of|<|>)"):
         environment(**settings)
-
-
-@pytest.mark.parametrize("limits", [{"timeout": 0.0}, {"num_workers": 0}])
-def test_impossible_limits_are_refused(limits: dict) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        MathLimits(**limits)
 
 
 # ------------------------------------------------------------------------------------------------ schemes

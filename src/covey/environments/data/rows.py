@@ -77,14 +77,6 @@ class RowSettings:
     shuffle_rows: bool = True
     bad_rows: str = "error"
 
-    def __post_init__(self) -> None:
-        if self.bad_rows not in {"error", "skip"}:
-            raise ValueError(f"bad_rows must be error or skip, got {self.bad_rows!r}")
-        if not 0 < self.test_fraction <= 1:
-            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}; {TWO_FILES}")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ValueError(f"max_rows must be >= 1, got {self.max_rows}")
-
     @property
     def is_measured_whole(self) -> bool:
         """Return True if nothing is trained on, and all rows are measured."""

@@ -17,11 +17,11 @@ from covey.environments.base import Environment, Split, conversation
 from covey.environments.data.columns import VERLS, from_text, value_in
 from covey.environments.data.rows import load_rows, row_settings
 from covey.environments.settings import BuildSettings
-from covey.system.lookup import one_of
+from covey.system.section import check_bounds
 from covey.types import CutText, Failure, Message, Prompt, Reward
 from covey_graders import countdown
 from covey_graders.countdown import OPERATORS, applied
-from covey_tasks.math.schemes import check_format_reward, graded
+from covey_tasks.math.schemes import graded
 from covey_tasks.math.settings import CountdownConfig
 
 Row = Mapping[str, Any]
@@ -31,12 +31,6 @@ MAX_MISSES = 3000
 """Most draws in a row without a new problem, and there are hardly any more: small ranges have few."""
 
 
-def check_rules(settings: CountdownConfig) -> None:
-    one_of("uses", settings.uses, USES)
-    one_of("answer_form", settings.answer_form, INSTRUCTIONS)
-    check_format_reward(settings.format_reward)
-
-
 def check_problems(settings: CountdownConfig) -> None:
     sizes = settings.num_numbers
     if not sizes or len(set(sizes)) < len(sizes) or not all(2 <= size <= MAX_NUMBERS for size in sizes):
@@ -44,9 +38,6 @@ def check_problems(settings: CountdownConfig) -> None:
     operators = tuple(settings.operators)
     if "+" not in operators or any(operator not in tuple(OPERATORS) for operator in operators):
         raise ValueError(f"operators must be some of {' '.join(OPERATORS)}, + among them, got {operators}")
-    for name in ("num_train", "num_test", "max_number", "max_target"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be >= 1, got {getattr(settings, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ class Countdown(Environment):
 
     def __init__(self, problems: Mapping[Split, Sequence[Problem]], settings: CountdownConfig | None = None) -> None:
         self._settings = settings or CountdownConfig()
-        check_rules(self._settings)
+        check_bounds(self._settings)
         self._prompts = {
             split: tuple(
                 _prompt(split, index, problem, self._settings) for index, problem in enumerate(problems[split])
@@ -122,6 +113,7 @@ def generate(settings: CountdownConfig) -> dict[Split, list[Problem]]:
     A difficulty that has fewer problems than its share of both splits gives each split a proportional part.
     """
     check_problems(settings)
+    check_bounds(settings)
     generator = random.Random(f"countdown {settings.problem_seed}")
     splits: dict[Split, list[Problem]] = {"train": [], "test": []}
     for place, size in enumerate(settings.num_numbers):
