@@ -18,7 +18,7 @@ from covey.environments.custom import check_arguments
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.settings import BuildSettings
-from covey.system.lookup import one_of, resolve
+from covey.system.lookup import resolve
 from covey.types import Failure, Message, Prompt, Reward, StopReason
 from covey_graders.tags import without_thoughts
 from covey_integrations.settings import OpenEnvConfig, StepsConfig
@@ -185,23 +185,6 @@ MAX_TURNS = 16
 """Turns of an episode, where environment.max_turns is not set."""
 
 
-@dataclass(frozen=True)
-class StepSettings:
-    """Construction and calls of such an environment; `StepsConfig` explains the fields."""
-
-    factory: Callable[..., Any]
-    protocol: str = "gymnasium"
-
-    def __post_init__(self) -> None:
-        one_of("environment.protocol", self.protocol, tuple(PROTOCOLS))
-
-    def game(self, columns: Mapping[str, Any]) -> Game:
-        """Make the object of one attempt. Columns of the row besides the prompt are SkyRL's `extras`."""
-        if self.protocol != "skyrl":
-            return PROTOCOLS[self.protocol](self.factory())
-        return PROTOCOLS[self.protocol](self.factory(extras=own_containers(dict(columns.get("extras") or {}))))
-
-
 class Played(Environment):
     """Environment whose attempts are played by steps, each with its own reward."""
 
@@ -247,19 +230,27 @@ class Steps(Played):
     The prompts are seeds: attempts of a group begin in the same state. SkyRL-Gym's are rows.
     """
 
-    def __init__(self, settings: StepSettings, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+    def __init__(
+        self, prompts: Mapping[Split, Sequence[Prompt]], factory: Callable[..., Any], protocol: str = "gymnasium"
+    ) -> None:
         super().__init__(prompts)
-        self.settings = settings
+        self._factory = factory
+        self._protocol = protocol
 
     def episode(self, prompt: Prompt, seed: int) -> "StepEpisode":
-        return StepEpisode(self.settings, prompt)
+        return StepEpisode(lambda: self._game(prompt.columns), prompt)
+
+    def _game(self, columns: Mapping[str, Any]) -> Game:
+        """Make the object of one attempt. Columns of the row besides the prompt are SkyRL's `extras`."""
+        extras = {"extras": own_containers(dict(columns.get("extras") or {}))} if self._protocol == "skyrl" else {}
+        return PROTOCOLS[self._protocol](self._factory(**extras))
 
 
 class StepEpisode(PlayedEpisode):
     """One game."""
 
-    def __init__(self, settings: StepSettings, prompt: Prompt) -> None:
-        self._settings = settings
+    def __init__(self, make: Callable[[], Game], prompt: Prompt) -> None:
+        self._make = make
         self._prompt = prompt
         self._game: Game | None = None
 
@@ -268,7 +259,7 @@ class StepEpisode(PlayedEpisode):
         seed = int(self._prompt.columns.get("seed", 0))
 
         def begin() -> str | tuple[Message, ...]:
-            self._game = self._settings.game(self._prompt.columns)
+            self._game = self._make()
             return self._game.begin(seed, messages)
 
         return Observation(await in_thread(begin))
@@ -295,11 +286,11 @@ def make_steps(settings: StepsConfig, run: BuildSettings) -> "Steps":
     """Build environment=steps with prompts of rows or seeds."""
     function, is_skyrl = resolve(settings.factory, {}), settings.protocol == "skyrl"
     check_arguments(function, settings.factory, settings.options, **({"extras": {}} if is_skyrl else {}))
-    how = StepSettings(partial(function, **settings.options), settings.protocol)
+    factory = partial(function, **settings.options)
     if is_skyrl:
         rows = load_rows(run.data.path, row_settings(run.data, ("prompt",), make=with_messages))
-        return Steps(how, row_prompts("steps", rows.splits))
-    return Steps(how, seed_prompts(settings))
+        return Steps(row_prompts("steps", rows.splits), factory, settings.protocol)
+    return Steps(seed_prompts(settings), factory, settings.protocol)
 
 
 def seed_prompts(settings: StepsConfig | OpenEnvConfig) -> dict[Split, list[Prompt]]:

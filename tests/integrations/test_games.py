@@ -18,7 +18,6 @@ from covey_integrations.steps import (
     Move,
     SkyRLGame,
     Steps,
-    StepSettings,
     TextArenaGame,
     row_prompts,
     seed_prompts,
@@ -67,7 +66,7 @@ class Hidden:
 
 def steps(factory: Callable[..., Any] = Hidden, **settings: Any) -> Steps:
     prompts = seed_prompts(StepsConfig(num_train=3, num_test=2, problem_seed=7))
-    return Steps(StepSettings(factory, **settings), prompts)
+    return Steps(prompts, factory, **settings)
 
 
 def played(environment: Steps, texts: Sequence[str], prompt: Prompt | None = None) -> tuple[list[Observation], Reward]:
@@ -250,7 +249,7 @@ class Search:
 def test_skyrl_rows_bring_prompt_and_truth() -> None:
     asked = [{"role": "user", "content": "?"}]
     prompts = row_prompts("steps", {"train": [{"prompt": asked, "truth": "42"}], "test": []})
-    environment = Steps(StepSettings(Search, "skyrl"), prompts)
+    environment = Steps(prompts, Search, "skyrl")
     (prompt,) = environment.prompts("train")
     assert prompt.text == ({"role": "user", "content": "?"},)
     said, verdict = played(environment, ["41", "42"], prompt)
@@ -280,11 +279,6 @@ def test_skyrl_environments_that_rewrite_their_prompt_are_refused() -> None:
     with pytest.raises(ValueError, match="rewrites its prompt"):
         SkyRLGame(Rewrites({})).begin(0, asked)
     assert SkyRLGame(Adds({})).begin(0, asked) == ({"role": "user", "content": "more"},)
-
-
-def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"environment.protocol must be one of gymnasium, textarena, skyrl, got gym"):
-        StepSettings(Hidden, "gym")
 
 
 def test_two_episodes_at_once_do_not_meet() -> None:

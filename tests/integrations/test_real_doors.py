@@ -13,7 +13,7 @@ import pytest
 from covey.types import Reward
 from covey_integrations.reasoning_gym import WITHOUT_GOLD, ReasoningGym, make_dataset
 from covey_integrations.settings import ReasoningGymConfig, StepsConfig
-from covey_integrations.steps import Steps, StepSettings, TextArenaGame, row_prompts, seed_prompts
+from covey_integrations.steps import Steps, TextArenaGame, row_prompts, seed_prompts
 
 from ..support.doors.training import earned, trained
 from ..support.tools import play, run
@@ -81,9 +81,8 @@ def test_a_game_of_textarena_earns_what_it_earns_alone(name: str) -> None:
                 return float(env.close()[0][0]), taken
         return 0.0, len(actions)
 
-    environment = Steps(
-        StepSettings(lambda: textarena.make(name), "textarena"), seed_prompts(StepsConfig(num_train=3, problem_seed=5))
-    )
+    prompts = seed_prompts(StepsConfig(num_train=3, problem_seed=5))
+    environment = Steps(prompts, lambda: textarena.make(name), "textarena")
     for prompt in environment.prompts("train"):
         random.seed(prompt.columns["seed"])  # as nobody else does between
         expected, _ = alone(prompt.columns["seed"])
@@ -125,10 +124,8 @@ def test_textarena_trains(tmp_path: Path) -> None:
 def test_gymnasium_earns_what_it_earns_alone() -> None:
     import gymnasium
 
-    environment = Steps(
-        StepSettings(lambda: gymnasium.make("FrozenLake-v1", is_slippery=True)),
-        seed_prompts(StepsConfig(num_train=4)),
-    )
+    prompts = seed_prompts(StepsConfig(num_train=4))
+    environment = Steps(prompts, lambda: gymnasium.make("FrozenLake-v1", is_slippery=True))
     actions = ["2", "2", "1", "I go 1", "1", "2"] * 10
     for prompt in environment.prompts("train"):
         env = gymnasium.make("FrozenLake-v1", is_slippery=True)
@@ -173,8 +170,8 @@ def test_skyrl_gym_earns_what_it_earns_alone() -> None:
             gained += step["reward"]
             if step["done"]:
                 break
-        settings = StepSettings(lambda **extras: skyrl_gym.make("gsm8k_multi_turn", **extras), "skyrl")
-        environment = Steps(settings, row_prompts("steps", {"train": [row]}))
+        prompts = row_prompts("steps", {"train": [row]})
+        environment = Steps(prompts, lambda **extras: skyrl_gym.make("gsm8k_multi_turn", **extras), "skyrl")
         assert earned(environment, environment.prompts("train")[0], actions) == pytest.approx(gained)
 
 
@@ -196,10 +193,8 @@ def test_nothing_of_theirs_waits_in_the_event_loop() -> None:
     """Thirty-two games at once."""
     import textarena
 
-    environment = Steps(
-        StepSettings(lambda: textarena.make("GuessTheNumber-v0-raw"), "textarena"),
-        seed_prompts(StepsConfig(num_train=32)),
-    )
+    prompts = seed_prompts(StepsConfig(num_train=32))
+    environment = Steps(prompts, lambda: textarena.make("GuessTheNumber-v0-raw"), "textarena")
 
     async def all_of_them() -> list[Any]:
         prompts = environment.prompts("train")

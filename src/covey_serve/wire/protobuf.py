@@ -1,58 +1,21 @@
-"""Protocol buffers of the Tinker API, by a table of its layouts.
+"""Protocol buffers of the Tinker API, by the table of its layouts in protobuf.yaml.
 
 A message is a dictionary: every field is there, with its default where the wire has none. Unknown fields are left out.
 """
 
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from covey.system.lookup import read_table
 
 MAX_FIELDS = 250_000
 """Most fields of a request: a byte of the wire must not become a hundred of memory without bound."""
 MAX_DEPTH = 8
 
-Layout = Mapping[int, tuple[str, str]]
-"""Field number -> name and kind. Kinds: int, bool, double, str, bytes, ints (repeated int), or a message; a trailing *
-repeats it."""
-
-LAYOUTS: dict[str, Layout] = {
-    "RequestPlace": {1: ("model_id", "str"), 2: ("seq_id", "int")},
-    "ForwardBackwardRequest": {
-        1: ("model_id", "str"),
-        2: ("seq_id", "int"),
-        3: ("data", "Datum*"),
-        4: ("loss_fn", "str"),
-        5: ("old_config", "OldSetting*"),
-        6: ("forward_only", "bool"),
-        7: ("config", "Setting*"),
-    },
-    "OldSetting": {1: ("key", "str"), 2: ("value", "double")},
-    "Setting": {1: ("key", "str"), 2: ("value", "SettingValue")},
-    "SettingValue": {1: ("number", "double"), 2: ("text", "str")},
-    "Datum": {1: ("model_input", "Chunk*"), 2: ("loss_fn_inputs", "Input*")},
-    "Chunk": {1: ("encoded_text", "Text"), 2: ("image", "bytes"), 3: ("audio", "bytes")},
-    "Text": {1: ("tokens", "bytes")},
-    "Input": {1: ("key", "str"), 2: ("value", "Tensor")},
-    "Tensor": {1: ("dense", "bytes"), 2: ("sparse", "Csr*"), 3: ("dtype", "int"), 4: ("shape", "ints")},
-    "Csr": {1: ("values", "bytes"), 2: ("rows", "bytes"), 3: ("columns", "bytes")},
-    "ForwardBackwardOutput": {1: ("kind", "str"), 2: ("records", "ArrayRecord*"), 3: ("metrics", "OldSetting*")},
-    "ArrayRecord": {1: ("tag", "str"), 2: ("fields", "Output*"), 3: ("num_datums", "int")},
-    "Output": {1: ("key", "str"), 2: ("value", "BatchedTensor")},
-    "BatchedTensor": {
-        1: ("data", "bytes"),
-        2: ("offsets", "bytes"),
-        3: ("dtype", "int"),
-        4: ("trailing_shape", "ints"),
-    },
-    "SampleResponse": {
-        1: ("sequences", "Sequence*"),
-        2: ("prompt_logprobs", "bytes"),
-        3: ("topk_prompt", "TopK"),
-        5: ("target_prompt_logprobs", "Tensor"),
-    },
-    "Sequence": {1: ("stop_reason", "int"), 2: ("tokens", "bytes"), 3: ("logprobs", "bytes"), 4: ("topk", "TopK")},
-    "TopK": {1: ("ids", "bytes"), 2: ("logprobs", "bytes"), 3: ("k", "int"), 4: ("length", "int")},
-}
+LAYOUTS: Mapping[str, Mapping[int, tuple[str, str]]] = read_table(Path(__file__).with_suffix(".yaml"))
+"""Message -> field number -> name and kind."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 DEFAULTS: dict[str, Any] = {"int": 0, "bool": False, "double": 0.0, "str": "", "bytes": b"", "ints": ()}
 
