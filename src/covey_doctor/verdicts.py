@@ -4,15 +4,13 @@ A row has `step`, `prompts` (what tells each from others), `ids` (their names), 
 neither) and may have `rewards` (a mean of samples each, null where none was scored).
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 Row = Mapping[str, Any]
-LETTERS = {1.0: "1", 0.0: "0"}
-MARKS = {letter: value for value, letter in LETTERS.items()}
+MARKS = {"1": 1.0, "0": 0.0}
 FEW_PROMPTS = 20
 """Prompts needed to know the spread of values without bounds."""
 
@@ -23,24 +21,6 @@ def with_prompts(rows: Iterable[Row]) -> list[dict[str, Any]]:
     for row in rows:
         found.append({name: found[-1][name] for name in ("prompts", "ids") if found} | dict(row))
     return found
-
-
-def of_answers(answers: Iterable[Row]) -> list[dict[str, Any]]:
-    """Make rows from greedy answers, for a run without verdicts."""
-    of_step: dict[int, list[Row]] = {}
-    for row in answers:
-        if row.get("greedy"):
-            of_step.setdefault(row["step"], []).append(row)
-    return [
-        {
-            "step": step,
-            "prompts": [json.dumps([row["prompt_id"], row.get("prompt")]) for row in rows],
-            "ids": [str(row["prompt_id"]) for row in rows],
-            "right": "".join(LETTERS.get(row.get("correct", math.nan), "-") for row in rows),
-            "rewards": [row.get("reward") for row in rows],
-        }
-        for step, rows in sorted(of_step.items())
-    ]
 
 
 def of_each(row: Row, measure: str) -> list[float]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from covey_doctor.verdicts import of_answers
 from covey_report.logs.read import RunFiles
 from covey_report.page.curves import curves_of
 from covey_report.text import as_lines
@@ -64,8 +63,21 @@ def made_up(seed: int, rate: float) -> RunFiles:
     settings = {"seed": seed, "num_steps": NUM_STEPS, "group_size": 4, "groups_per_step": 8, "optimizer.lr": rate}
     settings |= {"environment": "arithmetic", "evaluation.every": EVERY, "evaluation.num_samples": 4}
     return RunFiles(
-        Path(f"run-{seed}"), settings, steps=steps, looks=looks, answers=answers, verdicts=of_answers(answers)
+        Path(f"run-{seed}"), settings, steps=steps, looks=looks, answers=answers, verdicts=verdicts_of(answers)
     )
+
+
+def verdicts_of(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that a run writes of these greedy answers."""
+    greedy = [row for row in answers if row["greedy"]]
+    found = []
+    for step in dict.fromkeys(row["step"] for row in greedy):
+        rows = [row for row in greedy if row["step"] == step]
+        names = [row["prompt_id"] for row in rows]
+        right = "".join("1" if row["correct"] else "0" for row in rows)
+        found.append({"step": step, "prompts": names, "ids": names, "right": right})
+        found[-1]["rewards"] = [row["reward"] for row in rows]
+    return found
 
 
 def lines() -> Iterator[str]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from covey_doctor.verdicts import of_answers
 from covey_report.compare import comparison, difference, groups_of
 from covey_report.logs.read import RunFiles
 from covey_report.page.content import pairs_of
@@ -205,9 +204,9 @@ def test_prompts_of_equal_names_that_ask_for_something_else_are_not_compared() -
         own = {"prompt": prompt, "correct": correct, "reward": float(correct), "completion": "1"}
         return {"step": step, "greedy": True, "prompt_id": "test-0", **own}
 
+    verdict = {"step": 9, "ids": ["test-0"], "right": "1", "rewards": [1.0]}
     ends = [
-        RunFiles(Path("run"), {"lr": prompt}, verdicts=of_answers([answer(9, prompt, True)]))
-        for prompt in ("1+1=", "2+2=")
+        RunFiles(Path("run"), {"lr": prompt}, verdicts=[verdict | {"prompts": [prompt]}]) for prompt in ("1+1=", "2+2=")
     ]
     (gain,) = comparison(ends, ["a", "b"])["gains"]
     assert (gain["num_prompts"], gain["lines"]) == (0, ["b against a"])

@@ -20,7 +20,7 @@ from covey.run.folder import (
 )
 from covey.system.disk import read_regular
 from covey.system.jsonl import MAX_BYTES, read_object, read_rows
-from covey_doctor.verdicts import of_answers, with_prompts
+from covey_doctor.verdicts import with_prompts
 
 Row = dict[str, Any]
 
@@ -63,7 +63,6 @@ def read_run(folder: Path) -> RunFiles:
         raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
     metrics = list(read_rows(folder / METRICS))
     summary = read_summary(folder)
-    answers = list(read_rows(folder / EVALUATIONS))
     return RunFiles(
         folder=folder,
         settings=last_settings(folder),
@@ -71,8 +70,8 @@ def read_run(folder: Path) -> RunFiles:
         summary=summary,
         steps=[row for row in metrics if row.get("kind") == "train"],
         looks=[row for row in metrics if row.get("kind") == "evaluate"],
-        verdicts=with_prompts(read_rows(folder / VERDICTS)) or of_answers(answers),
-        answers=answers,
+        verdicts=with_prompts(read_rows(folder / VERDICTS)),
+        answers=list(read_rows(folder / EVALUATIONS)),
         rollouts=list(read_rows(folder / ROLLOUTS)),
         traces=list(read_rows(folder / TRACES)),
         updates=list(read_rows(folder / UPDATES)),
