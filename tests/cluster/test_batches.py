@@ -250,7 +250,7 @@ def test_groups_that_end_together_come_in_one_batch_with_engine_counts() -> None
     assert [sampled.number for sampled in batch.sampled] == [0, 1, 2, 3]
     assert batch.incarnation == 3
     assert batch.stats.sampled_tokens == 8
-    assert all(len(sampled.rollouts) == 2 for sampled in batch.sampled)
+    assert all(len(sampled.whole.rollouts) == 2 for sampled in batch.sampled)
 
 
 def test_a_group_does_not_wait_for_one_that_takes_long() -> None:
@@ -275,7 +275,7 @@ def test_what_was_raised_comes_beside_what_was_not() -> None:
     batch, _ = collected(Plan(on_generate=hook, seconds=0.0), 2)
     failed, fine = sorted(batch.sampled, key=lambda sampled: sampled.number)
     assert failed == SampledGroup(0, 0, error=("ValueError", "prompt p0: too long"))
-    assert (fine.number, fine.error, len(fine.rollouts)) == (1, None, 2)
+    assert (fine.number, fine.error, len(fine.whole.rollouts)) == (1, None, 2)
 
 
 def test_a_lost_engine_is_told_instead_of_a_batch() -> None:
