@@ -20,7 +20,7 @@ from covey_tasks.code.formats import problem_of as code_problem
 from covey_tasks.code.settings import CodeConfig
 from covey_tasks.ifeval.environment import IFEval
 from covey_tasks.ifeval.prompts import prompt_of as ifeval_prompt
-from covey_tasks.ifeval.rewards import Scheme
+from covey_tasks.ifeval.settings import IfevalConfig
 from covey_tasks.math.countdown.environment import Countdown, problem_of, with_columns
 from covey_tasks.math.gsm8k import GSM8K, prompt_of
 from covey_tasks.math.mathematics import Mathematics, gold_answers
@@ -126,7 +126,7 @@ def code(
 
 def ifeval(*, scheme: str = "strict_share") -> Judge:
     """Judge instructions by a mapping of `instruction_id_list` and `kwargs`."""
-    environment = IFEval({}, Scheme(scheme))
+    environment = IFEval({}, IfevalConfig(scheme=scheme))
     names = "instruction_id_list", "kwargs"
     return lambda truth: (environment, ifeval_prompt({"prompt": "", **_mapping(truth, *names)}))
 

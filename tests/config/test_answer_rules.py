@@ -15,7 +15,7 @@ ROWS = ["data.path=rows.jsonl"]
     [
         (
             [*IFEVAL, "environment.scheme=strikt"],
-            "environment.scheme must be one of strict, strict_share, loose, loose_share, torchrl, got 'strikt'",
+            "environment.scheme must be one of strict, strict_share, loose, loose_share, torchrl, got strikt",
         ),
         (
             [*IFEVAL, "environment.kinds=[punctuation:no_coma]"],

@@ -84,8 +84,6 @@ SCRIPTS = (
     *("uPlot.iife.min.js", "tools.js", "charts.js", "groups.js", "conversations.js", "machines.js"),
     *("pages.js", "report.js"),
 )
-UPLOT_SHA256 = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
-"""Checksum of uPlot.iife.min.js 1.6.32 on npm."""
 
 
 def page(content: Mapping[str, Any], title: str, foot: str, refresh: int | None = None) -> str:

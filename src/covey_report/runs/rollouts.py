@@ -1,8 +1,6 @@
 """`covey rollouts RUN`: a step's completions for reading, episodes turn by turn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -19,43 +17,24 @@ WITH_VALUE = {"--step": "a number", "--prompt": "the id of a prompt", "--number"
 ALONE = ("--evaluation", "--worst")
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutsOptions:
-    """The options of `covey rollouts`."""
-
-    path: Path
-    step: int | None
-    prompt_id: str | None
-    number: int
-    worst_first: bool
-
-
 def run_rollouts(words: Sequence[str]) -> None:
     """Print rollouts of a run. ValueError, in one line, for wrong words."""
-    asked = read_words(words)
-    if not asked.path.is_file():
-        raise ValueError(
-            f"{asked.path} is not there: {asked.path.parent} is no run folder, or output.rollouts_per_step was 0"
-        )
-    with as_written(asked.path):
-        rows = chosen(list(rows_of(asked.path)), asked.step, asked.prompt_id)
-        rows.sort(key=lambda row: row["reward"] or 0.0, reverse=not asked.worst_first)
-        texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[: asked.number]]
+    others, given = read_flags(words, WITH_VALUE, ALONE)
+    path = one_run_folder("rollouts", others) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
+    step, number = whole_number(given, "--step", None), whole_number(given, "--number", NUM_SHOWN)
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: {path.parent} is no run folder, or output.rollouts_per_step was 0")
+    with as_written(path):
+        rows = chosen(list(rows_of(path)), step, given.get("--prompt"))
+        rows.sort(key=lambda row: row["reward"] or 0.0, reverse="--worst" not in given)
+        texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[:number]]
     console = CleanConsole()
     for text in texts:
         console.print(Text(text), soft_wrap=True)
     shown = f"{len(texts)} of the {len(rows)} that were kept of step {rows[0]['step']}"
     more = "--number shows more, " if len(texts) < len(rows) else ""
-    setting = "answers_per_evaluation" if asked.path.name == EVALUATIONS else "rollouts_per_step"
+    setting = "answers_per_evaluation" if "--evaluation" in given else "rollouts_per_step"
     console.print(Text(f"{shown}; {more}output.{setting} keeps more", "italic"), soft_wrap=True)
-
-
-def read_words(words: Sequence[str]) -> RolloutsOptions:
-    """Read the words. ValueError without a run, or for unknown flags."""
-    others, given = read_flags(words, WITH_VALUE, ALONE)
-    path = one_run_folder("rollouts", others) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
-    step, shown = whole_number(given, "--step", None), whole_number(given, "--number", NUM_SHOWN)
-    return RolloutsOptions(path, step, given.get("--prompt"), shown, "--worst" in given)
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from covey_graders.ifeval.topics import echoes, has_content, is_about, num_diffe
 from covey_tasks.ifeval.generator import generate
 from covey_tasks.ifeval.kinds import MATERIAL
 from covey_tasks.ifeval.prompts import COLUMNS, from_requests, load, prompt_of, with_columns
-from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme, scheme_of
+from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme
 from covey_tasks.ifeval.settings import IfevalConfig
 
 
@@ -25,19 +25,20 @@ class IFEval(Environment):
     """Environment of instructions. Its prompts come from `prompts.load`.
 
     >>> rows = [{"prompt": "Write. No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]
-    >>> IFEval({"train": [prompts.prompt_of(row) for row in rows], "test": []}, Scheme("strict"))
+    >>> IFEval({"train": [prompts.prompt_of(row) for row in rows], "test": []}, IfevalConfig(scheme="strict"))
     """
 
-    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], scheme: Scheme | None = None) -> None:
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], settings: IfevalConfig | None = None) -> None:
         self._prompts = {split: list(found) for split, found in prompts.items()}
-        self._scheme = scheme or Scheme()
+        self._scheme = Scheme(settings or IfevalConfig())
+        self._of_benchmark = Scheme(replace(self._scheme.settings, min_words=0))
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         instructions = _instructions(prompt)
-        scheme = replace(self._scheme, min_words=0) if prompt.columns.get("is_benchmark") else self._scheme
+        scheme = self._of_benchmark if prompt.columns.get("is_benchmark") else self._scheme
         return [scheme.reward(completion, instructions, _rules(prompt)) for completion in completions]
 
     def gold(self, prompt: Prompt) -> str | None:
@@ -63,8 +64,7 @@ class IFEval(Environment):
 
 
 def build_ifeval(settings: IfevalConfig, config: BuildSettings) -> Environment:
-    scheme = scheme_of(settings)
-    ask = scheme.instruction if settings.instruction is None else settings.instruction
+    ask = Scheme(settings).instruction if settings.instruction is None else settings.instruction
 
     def generated() -> dict[Split, list[Prompt]]:
         requests = generate(settings)
@@ -72,7 +72,7 @@ def build_ifeval(settings: IfevalConfig, config: BuildSettings) -> Environment:
 
     make = partial(prompt_of, instruction=ask)
     how_to_read = replace(row_settings(config.data, COLUMNS, prompt=("prompt",), make=make), known=with_columns)
-    return IFEval(load(config.data.path, settings.benchmark, how_to_read, generated), scheme)
+    return IFEval(load(config.data.path, settings.benchmark, how_to_read, generated), settings)
 
 
 def _rules(prompt: Prompt) -> Callable[[str], Mapping[str, bool]]:

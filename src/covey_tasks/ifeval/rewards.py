@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from covey.system.section import check_bounds
 from covey.types import Reward
 from covey_graders.ifeval.instructions import Instruction, Verdicts, judge
 from covey_graders.ifeval.topics import num_different_words
@@ -30,21 +31,16 @@ ASK_TAGS = "Think inside <think></think> tags, then write your whole answer insi
 class Scheme:
     """Turns verdicts into a reward. ValueError for unknown names or wrong weights."""
 
-    name: str = "strict_share"
-    measure_weights: Sequence[float] = (0.4, 0.3, 0.2, 0.1)
-    """Weights of all strictly, share strictly, all loosely, share loosely (torchrl)."""
-    answer_bonus: float = 0.1
-    """Bonus for exactly one closed answer block (torchrl)."""
-    think_bonus: float = 0.05
-    """Bonus for exactly one closed think block (torchrl)."""
-    min_words: int = 3
-    """An answer with fewer different words of two letters and more earns nothing (all but torchrl)."""
+    settings: IfevalConfig
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEMES:
-            raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.name!r}")
-        if len(self.measure_weights) != 4:
-            raise ValueError(f"measure_weights must be four numbers, got {list(self.measure_weights)}")
+        check_bounds(self.settings)
+        if len(weights := self.settings.measure_weights) != 4:
+            raise ValueError(f"measure_weights must be four numbers, got {weights}")
+
+    @property
+    def name(self) -> str:
+        return self.settings.scheme
 
     @property
     def instruction(self) -> str:
@@ -54,8 +50,8 @@ class Scheme:
     def part_weights(self) -> dict[str, float]:
         if self.name != "torchrl":
             return {FOLLOWED: 1.0, **dict.fromkeys((ON_TOPIC, *RULES, *MEASURES), 0.0)}
-        measured = dict(zip(MEASURES, self.measure_weights, strict=True))
-        return measured | {"answer_block": self.answer_bonus, "think_block": self.think_bonus}
+        measured = dict(zip(MEASURES, self.settings.measure_weights, strict=True))
+        return measured | {"answer_block": self.settings.answer_bonus, "think_block": self.settings.think_bonus}
 
     def reward(
         self,
@@ -73,7 +69,7 @@ class Scheme:
         parts = measures(verdicts) | found
         feedback = _not_followed(instructions, verdicts.loose if "loose" in self.name else verdicts.strict)
         if self.name != "torchrl":
-            has_words = num_different_words(text) >= self.min_words
+            has_words = num_different_words(text) >= self.settings.min_words
             kept = dict.fromkeys(RULES, True) | {WORDS: has_words, **rules(text)}
             on_topic = float(all(kept.values()))
             parts |= {name: float(holds) for name, holds in kept.items()}
@@ -92,11 +88,6 @@ class Scheme:
         answers, thoughts = blocks(completion, "answer"), blocks(completion, "think")
         counted = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
         return answers[0] if answers else "", counted
-
-
-def scheme_of(settings: IfevalConfig) -> Scheme:
-    bonuses = (settings.answer_bonus, settings.think_bonus)
-    return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
 
 
 def _find_followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
@@ -141,4 +132,3 @@ BROKEN = {
 """Words for a rule that does not hold."""
 PLAIN = {"strict": "all_strict", "strict_share": "share_strict", "loose": "all_loose", "loose_share": "share_loose"}
 """The measure that is the reward."""
-SCHEMES = (*PLAIN, "torchrl")

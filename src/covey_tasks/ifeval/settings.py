@@ -18,7 +18,7 @@ class IfevalConfig(EnvironmentConfig):
     """Instructions that a program checks: generated, or `data` with IFEval's columns."""
 
     name: str = "ifeval"
-    scheme: str = "strict_share"
+    scheme: str = setting("strict_share", choices=("strict", "strict_share", "loose", "loose_share", "torchrl"))
     """Reward scheme: strict, strict_share, loose, loose_share or torchrl."""
     measure_weights: list[float] = setting([0.4, 0.3, 0.2, 0.1], needs=OF_TORCHRL)
     """Weights of all strictly, share strictly, all loosely, share loosely (scheme torchrl)."""
@@ -60,11 +60,11 @@ class IfevalConfig(EnvironmentConfig):
         return build_ifeval(self, run)
 
     def check(self, run: BuildSettings) -> None:
-        """Check that scheme and kinds exist, and ranges."""
+        """Check that there are as many weights as measures, and that kinds exist."""
         from covey_tasks.ifeval.generator import check_kinds
-        from covey_tasks.ifeval.rewards import scheme_of
+        from covey_tasks.ifeval.rewards import Scheme
 
         with naming_settings():
-            scheme_of(self)
+            Scheme(self)
             if run.data.path is None:
                 check_kinds(self)

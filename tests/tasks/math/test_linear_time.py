@@ -29,7 +29,8 @@ from covey_graders.tags import after_thoughts, visible, without_thoughts
 from covey_integrations.openenv.environment import action_of
 from covey_integrations.reasoning_gym import answer_in
 from covey_integrations.tools.calls import hermes
-from covey_tasks.ifeval.rewards import SCHEMES, Scheme
+from covey_tasks.ifeval.rewards import PLAIN, Scheme
+from covey_tasks.ifeval.settings import IfevalConfig
 from covey_tasks.machines.design.blocks import CAR_TYPES
 from covey_tasks.machines.design.types import Rules
 from covey_tasks.machines.prompts import FORMS
@@ -115,10 +116,12 @@ def readers() -> dict[str, Callable[[str], object]]:
         "reasoning_gym answer": answer_in,
         "openenv action": lambda text: action_of(text, {"required": ["a"]}),
     }
+    rewards = gsm8k.TEXT_SCHEMES.items()
+    found |= {f"gsm8k {name}": lambda text, score=score: score(text, "42") for name, score in rewards}
     found |= {
-        f"gsm8k {name}": lambda text, score=score: score(text, "42") for name, score in gsm8k.TEXT_SCHEMES.items()
+        f"ifeval {name}": partial(Scheme(IfevalConfig(scheme=name)).reward, instructions=commas)
+        for name in (*PLAIN, "torchrl")
     }
-    found |= {f"ifeval {name}": partial(Scheme(name).reward, instructions=commas) for name in SCHEMES}
     rules = Rules(CAR_TYPES)
     found |= {f"machine {name}": lambda text, form=form: form.read(text, rules) for name, form in FORMS.items()}
     return found | dict(checks())

@@ -28,8 +28,6 @@ from covey.system.waits.watchdog_process import EXPIRED
 
 LOGGER = logging.getLogger(__name__)
 
-EXIT_EXPIRED = 128 + EXPIRED
-"""Exit code that a shell sees of a run ended by its guard."""
 REPEAT_SECONDS = 0.2
 """Signs of progress that come faster than this are not passed on."""
 SEND_SECONDS = 1.0
