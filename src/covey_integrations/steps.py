@@ -201,7 +201,7 @@ class Played(Environment):
     def episode(self, prompt: Prompt, seed: int) -> "PlayedEpisode": ...
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Judge answers without an episode, as the first move of one: the reward of that step."""
+        """Judge answers without an episode, as the first move of one."""
         return [await self._first_move(prompt, text) for text in completions]
 
     async def _first_move(self, prompt: Prompt, text: str) -> Reward:

@@ -81,7 +81,7 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def cut(text: Any, most: int = MAX_TEXT) -> Any:
-    """Cut text, or each turn of a conversation, to so many characters."""
+    """Cut text, or each turn of a conversation, to that many characters."""
     if isinstance(text, list):
         return [_turn(turn, most) for turn in text if isinstance(turn, dict)]
     shown = "" if text is None else str(text)

@@ -1,4 +1,4 @@
-"""Protocol buffers of the Tinker API, by the table of its layouts in protobuf.yaml.
+"""Protocol buffers of the Tinker API, as protobuf.yaml lays them out.
 
 A message is a dictionary: every field is there, with its default where the wire has none. Unknown fields are left out.
 """

@@ -60,7 +60,7 @@ class IfevalConfig(EnvironmentConfig):
         return build_ifeval(self, run)
 
     def check(self, run: BuildSettings) -> None:
-        """Check that there are as many weights as measures, and that kinds exist."""
+        """Check the number of weights, and that the kinds exist."""
         from covey_tasks.ifeval.generator import check_kinds
         from covey_tasks.ifeval.rewards import Scheme
 
