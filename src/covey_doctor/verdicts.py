@@ -16,10 +16,15 @@ FEW_PROMPTS = 20
 
 
 def with_prompts(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Repeat prompts and ids in rows whose file names them once."""
+    """Repeat prompts and ids in rows whose file names them once.
+
+    Rows whose first one is damaged are left out.
+    """
     found: list[dict[str, Any]] = []
+    named: Row = {}
     for row in rows:
-        found.append({name: found[-1][name] for name in ("prompts", "ids") if found} | dict(row))
+        named = {name: row[name] for name in ("prompts", "ids") if name in row} or named
+        found += [{**named, **row}] if named else []
     return found
 
 

@@ -12,6 +12,7 @@ from covey_doctor.diagnose import diagnose, in_a_line
 from covey_doctor.finding import Finding, Level
 from covey_doctor.log import RunLog, log_of
 from covey_doctor.rules.common import onset, since_look
+from covey_doctor.verdicts import with_prompts
 
 KEPT = read_kept()
 
@@ -144,3 +145,10 @@ def test_one_update_is_enough_to_wait_for_more() -> None:
     log = untrained("running", 3)
     log.add_row({"step": 4, "num_rollouts_trained": 8.0})
     assert diagnose(log) == []
+
+
+def test_verdicts_name_their_prompts_once_and_are_left_out_where_that_line_is_damaged() -> None:
+    named, later = {"step": 0, "prompts": ["a"], "ids": ["0"], "right": "1"}, {"step": 4, "right": "0"}
+    again = {"step": 8, "prompts": ["b"], "ids": ["1"], "right": "1"}
+    assert with_prompts([named, later, again]) == [named, {**later, "prompts": ["a"], "ids": ["0"]}, again]
+    assert with_prompts([later, again]) == [again]
