@@ -37,4 +37,13 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     # A causal model loads too, with a random head
     if lacking:
         raise ValueError(f"{name} is no reward model: it {lacking}")
-    return Scorer(model.requires_grad_(False).eval().to(choose_device(device)), tokenizer)
+    return add_padding(Scorer(model.requires_grad_(False).eval().to(choose_device(device)), tokenizer))
+
+
+def add_padding(scorer: Scorer) -> Scorer:
+    """Return the scorer with a padding token, by default the end token."""
+    tokenizer = scorer.tokenizer
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    scorer.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return scorer

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.environments.reward_functions.specs import REWARDS
-from covey_tasks.rewards.reward_model import RewardModel, add_padding
-from covey_tasks.scorer import Scorer
+from covey_tasks.rewards.reward_model import RewardModel
+from covey_tasks.scorer import Scorer, add_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

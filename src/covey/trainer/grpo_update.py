@@ -82,8 +82,8 @@ class Samples(Protocol):
 def rollout(source: Samples, prompt: Prompt | str, num_rollouts: int = 64, seed: int = 0) -> Group:
     """Sample and score `num_rollouts` responses to a prompt, by `seed`. Collective.
 
-    A prompt of the environment's own brings what its reward reads; text alone has an empty row. RunStopped where no
-    response could be scored.
+    A prompt of the environment's own brings what its reward reads; text alone is all that the policy reads, with an
+    empty row, which suffices to build machines. RunStopped where no response could be scored.
     """
     if isinstance(prompt, str):
         prompt = Prompt(prompt, "document", prompt, {})

@@ -164,7 +164,9 @@ def judged(material: Material, name: str, seed: int) -> Judged:
     if name == NANO_JUDGE:
         name = str(collectives.run_on_rank0(lambda: _ensure(material, seed)))
     judge = Judge(name, settings)
-    found = accuracy(judge, material.pairs("test", seed)(NUM_CHECKED, random.Random(f"judge/{seed}/check")))
+    pairs = material.pairs("test", seed)(NUM_CHECKED, random.Random(f"judge/{seed}/check"))
+    judge.check_lengths([real for real, _ in pairs])
+    found = accuracy(judge, pairs)
     if found < settings.judge_floor:
         raise ValueError(
             f"environment.judge_floor={settings.judge_floor:g} needs a judge that ranks so many held-out texts above "

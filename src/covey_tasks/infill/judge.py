@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from covey.policy.policy import UNLIMITED
 from covey_tasks.infill.settings import InfillConfig
 from covey_tasks.scorer import Scorer, load_scorer
 
@@ -21,7 +22,9 @@ class Judge:
         self.name = name
         self._settings = settings
         self._loaded: Scorer = load_scorer(name, None, "float32", settings.judge_device)
-        num_labels = self._loaded.model.config.num_labels or 0
+        config, tokenizer = self._loaded.model.config, self._loaded.tokenizer
+        self._most = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or UNLIMITED)
+        num_labels = config.num_labels or 0
         if settings.judge_label >= num_labels:
             raise ValueError(f"label must be < {num_labels} for the judge {name}, got {settings.judge_label}")
 
@@ -29,6 +32,14 @@ class Judge:
     def is_frozen(self) -> bool:
         model = self._loaded.model
         return not model.training and not any(parameter.requires_grad for parameter in model.parameters())
+
+    def check_lengths(self, texts: Sequence[str]) -> None:
+        """Check that the judge reads whole texts. ValueError."""
+        longest = max(map(len, self._loaded.tokenizer(list(texts))["input_ids"]))
+        if longest > self._most:
+            raise ValueError(
+                f"environment.window needs a judge that reads {longest} tokens, {self.name} reads {self._most}"
+            )
 
     async def scores(self, texts: Sequence[str]) -> list[float]:
         """Return one score for each text.
@@ -52,7 +63,7 @@ class Judge:
     def _pass(self, texts: Sequence[str]) -> list[float]:
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         # A text of no tokens has no mean.
-        inputs = tokenizer([text or NOTHING for text in texts], **AS_TEXT)
+        inputs = tokenizer([text or NOTHING for text in texts], max_length=self._most, **AS_TEXT)
         logits_NK = model(**inputs.to(model.device)).logits.float()
         values_NK = logits_NK
         if self._settings.judge_output != "logit":  # of one output the probability is its sigmoid, else the softmax

@@ -66,7 +66,7 @@ class Machines(Environment):
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        problem: Problem = prompt.columns["problem"]
+        problem = self._problem(prompt)
         found = [self._machine(completion, problem) for completion in completions]
         outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine in found))
         pairs = zip(found, outcomes, strict=True)
@@ -78,8 +78,7 @@ class Machines(Environment):
         ]
 
     def difficulty(self, prompt: Prompt) -> int:
-        problem: Problem = prompt.columns["problem"]
-        return STAGES[problem.stage].difficulty
+        return STAGES[self._problem(prompt).stage].difficulty
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         """Show the examples given, or designs, none of them good on purpose."""
@@ -115,6 +114,10 @@ class Machines(Environment):
         name, how = self._scores[problem.stage].name, self._settings
         made = make_prompt(split, index, problem, how.form, name, how.instruction)
         return replace(made, id=kind + made.id)
+
+    def _problem(self, prompt: Prompt) -> Problem:
+        """Return a prompt's problem; text alone asks for the only stage."""
+        return prompt.columns.get("problem") or problem_of({"prompt": prompt.text}, self._settings)
 
     def _machine(self, completion: str, problem: Problem) -> Machine | Invalid:
         tree = read_answer(completion, problem, self._settings.form)

@@ -92,7 +92,7 @@ class RewardModel:
     def _load(self) -> "Scorer":
         from covey_tasks.scorer import load_scorer
 
-        return add_padding(load_scorer(self.model, self.revision, self.precision, self.device))
+        return load_scorer(self.model, self.revision, self.precision, self.device)
 
 
 def break_special_tokens(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
@@ -111,11 +111,3 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase", size: int) -> re.Patter
     special = {str(entry) for entry in tokenizer.added_tokens_decoder.values() if entry.special}
     longest_first = sorted(special | set(tokenizer.all_special_tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, filter(None, longest_first))) or r"(?!)")
-
-
-def add_padding(scorer: "Scorer") -> "Scorer":
-    """Return the scorer with a padding token, by default the end token."""
-    if scorer.tokenizer.pad_token_id is None:
-        scorer.tokenizer.pad_token = scorer.tokenizer.eos_token
-    scorer.model.config.get_text_config().pad_token_id = scorer.tokenizer.pad_token_id
-    return scorer

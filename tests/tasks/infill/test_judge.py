@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from covey.config.schema import Config
 from covey.policy.models.nano import nano_masked_tokenizer
@@ -52,6 +52,29 @@ def classifier(folder: Path, num_labels: int) -> str:
     return str(folder)
 
 
+def test_a_decoder_whose_configuration_names_no_padding_judges_as_one_by_one(tmp_path: Path) -> None:
+    tokenizer = nano_masked_tokenizer()
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, num_key_value_heads=2, **shape)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    judge = Judge(str(tmp_path), CPU)
+    alone = [judge.score([text])[0] for text in TEXTS]
+    assert judge.score(TEXTS) == pytest.approx(alone, abs=1e-6)
+    assert len({round(score, 4) for score in alone}) == len(TEXTS)
+
+
+def test_a_judge_that_reads_less_than_a_whole_text_is_refused(tmp_path: Path) -> None:
+    judge = Judge(classifier(tmp_path, 1), CPU)
+    judge.check_lengths(["a" * 64])
+    with pytest.raises(ValueError, match=r"environment\.window needs a judge that reads 65 tokens, .* reads 64"):
+        judge.check_lengths(["dogs", "a" * 65])
+    (cut,) = judge.score(["a" * 70])  # what a policy writes may be longer than any real text
+    assert cut == judge.score(["a" * 64])[0]
+
+
 @pytest.mark.long
 def test_a_judge_learns_to_rank_real_above_corrupted_text(tmp_path: Path) -> None:
     settings = InfillConfig(**SMALL, judge_num_steps=60, judge_pairs=16, judge_lr=1e-2, judge_cache_dir=str(tmp_path))
@@ -89,14 +112,18 @@ def test_a_judge_that_cannot_decide_is_right_half_of_the_time() -> None:
 
 def test_a_judge_is_measured_on_held_out_texts_and_may_meet_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(build_module, "Judge", lambda name, how: SimpleNamespace(name=name))
+    read: list[str] = []
+    judge = SimpleNamespace(name="mine", check_lengths=read.extend)
+    monkeypatch.setattr(build_module, "Judge", lambda name, how: judge)
     monkeypatch.setattr(build_module, "accuracy", lambda judge, pairs: 0.75)
-    material: Any = SimpleNamespace(
-        settings=InfillConfig(judge_floor=0.75),
-        pairs=lambda split, seed: lambda count, chance: asked.append((split, seed, count)),
-    )
+
+    def pairs(split: str, seed: int) -> Any:
+        return lambda count, chance: asked.append((split, seed, count)) or [("real", "corrupted")]
+
+    material: Any = SimpleNamespace(settings=InfillConfig(judge_floor=0.75), pairs=pairs)
     assert build_module.judged(material, "mine", 4).accuracy == 0.75
     assert asked == [("test", 4, 256)]
+    assert read == ["real"]
     material.settings.judge_floor = 0.76
     with pytest.raises(ValueError, match=r"^environment\.judge_floor=0\.76 needs a judge .*, mine ranks 75\.0%; "):
         build_module.judged(material, "mine", 4)

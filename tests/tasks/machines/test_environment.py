@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covey.types import Failure, Reward
+from covey.types import Failure, Prompt, Reward
 from covey_tasks.machines.design.stages import STAGES, stage_problems
 from covey_tasks.machines.design.tree import write_json
 from covey_tasks.machines.design.types import ROOT, Block, Tree
@@ -211,6 +211,16 @@ def test_catapults_are_scored_in_their_world() -> None:
     for score, value in (("strict", 20.0), ("paper", 50.0), ("repo", 30.0)):
         assert reward(environment("catapult", simulator=simulator, score=score), thrown).value == value
     assert [world for _, world in simulator.seen] == ["catapult", "catapult", "open"]
+
+
+def test_text_alone_is_answered_by_the_only_stage() -> None:
+    text = Prompt("own", "document", "Build a car to drive far.", {})
+    (found,) = asyncio.run(environment().score(text, [CAR_TEXT]))
+    assert isinstance(found, Reward)
+    assert found.value == 4.0
+    assert environment().difficulty(text) == 2
+    with pytest.raises(ValueError, match="has no column 'stage'"):
+        asyncio.run(environment("car", "valid").score(text, [CAR_TEXT]))
 
 
 def test_difficulty_is_that_of_the_stage() -> None:
