@@ -1,5 +1,6 @@
 """Run callbacks of transformers, and write `state.log_history`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +15,7 @@ from covey_report.logs.other_metrics import TRL_LOG
 from covey_trl.config import GRPOConfig
 from covey_trl.mapping import steps_of
 
+LOGGER = logging.getLogger(__name__)
 SAME = ("loss", "grad_norm", "learning_rate", "reward_std", "entropy", "kl")
 NAMES = {name: name for name in SAME} | TRL_LOG
 """TRL's name of a metric -> covey's."""
@@ -22,7 +24,13 @@ HEARD = (
     *("on_epoch_begin", "on_epoch_end", "on_save"),
 )
 """Events that a run of covey has."""
-
+WISHES = {
+    "should_save": "save_steps says when policies are saved",
+    "should_evaluate": "eval_steps says when policies are evaluated",
+    "should_log": "logging_steps says when state.log_history grows",
+    "should_epoch_stop": "should_training_stop ends a run",
+}
+"""Flags of `TrainerControl` that are not obeyed, and what is."""
 
 Heard = TrainerCallback | type[TrainerCallback]
 
@@ -42,6 +50,8 @@ class Bridge(Callback):
             self.add(callback)
         self.num_steps, self.is_evaluated = num_steps, is_evaluated
         self.model: Any = None
+        self.tokenizer: Any = None
+        self._told: set[str] = set()
         self._run: Run | None = None
         self._since: list[Mapping[str, float | None]] = []
         """Steps since the last row of the log."""
@@ -64,7 +74,7 @@ class Bridge(Callback):
         self.callbacks.append(made)
 
     def on_start(self, run: Run, folder: Path) -> None:
-        self._run, self.model = run, run.policy.model
+        self._run, self.model, self.tokenizer = run, run.policy.model, run.policy.tokenizer
         self.state.max_steps = self.num_steps
         self.state.is_world_process_zero = self.state.is_local_process_zero = True
         for event in ("on_train_begin", "on_epoch_begin", "on_step_begin"):
@@ -120,9 +130,16 @@ class Bridge(Callback):
         return (step == 1 and self.args.logging_first_step) or (every > 0 and done % every < self.args.steps_per_batch)
 
     def _tell(self, event: str, **keywords: Any) -> None:
+        keywords |= {"model": self.model, "processing_class": self.tokenizer}
         for callback in self.callbacks:
-            answer = getattr(callback, event)(self.args, self.state, self.control, model=self.model, **keywords)
-            self.control = answer or self.control
+            self.control = getattr(callback, event)(self.args, self.state, self.control, **keywords) or self.control
+            for wish in (name for name in WISHES if getattr(self.control, name)):
+                setattr(self.control, wish, False)
+                if wish not in self._told:
+                    self._told.add(wish)
+                    LOGGER.warning(
+                        "%s set control.%s, which nothing obeys here: %s", type(callback).__name__, wish, WISHES[wish]
+                    )
 
     def _stop_where_asked(self) -> None:
         if self.control.should_training_stop:

@@ -146,6 +146,7 @@ class GRPOConfig(TrainingArguments):
             value = getattr(self, name)
             if isinstance(value, str):
                 setattr(self, name, _from_json(name, value))
+        self.max_grad_norm = 0.0 if self.max_grad_norm is None else self.max_grad_norm  # which clips nothing
         self._check_kinds()
         self.bf16 = not self.fp16 if self.bf16 is None else self.bf16
         self.scale_rewards = {"true": "group", "false": "none"}.get(str(self.scale_rewards).lower(), self.scale_rewards)

@@ -31,7 +31,8 @@ ADVANTAGES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "batch": ("group_center_batch_std", {"eps": EPS}),
     "none": ("group_center", {}),
 }
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Fields of sampling -> what None means."""
 KEEP_ALL = 10**6
 WORDS = {
     "logging_strategy": ("no", "steps"),
@@ -129,9 +130,7 @@ def _sampling(args: GRPOConfig) -> dict[str, Any]:
     # Keywords of generate that are settings of sampling
     extra = _dictionary(args.generation_kwargs)
     stop = extra.pop("stop_strings", [])
-    values = {name: getattr(args, name) for name in SAMPLING_KEYS} | {
-        name: extra.pop(name) for name in SAMPLING_KEYS if name in extra
-    }
+    values = {name: extra.pop(name, getattr(args, name)) for name in NEUTRAL}
     if extra:
         raise ValueError(f"generation_kwargs has no counterpart in covey for {', '.join(extra)}")
     # Completions that TRL samples at a time
@@ -140,7 +139,7 @@ def _sampling(args: GRPOConfig) -> dict[str, Any]:
         "sampling.max_tokens": args.max_completion_length,
         "micro_batch_tokens": max(16384, args.max_completion_length),
         "sampling.stop": [stop] if isinstance(stop, str) else list(stop),
-        **{f"sampling.{name}": value or 0 for name, value in values.items()},
+        **{f"sampling.{name}": NEUTRAL[name] if value is None else value for name, value in values.items()},
         "engine.max_rows": max(at_a_time, args.per_device_eval_batch_size),
         **(_vllm(args) if args.use_vllm else _without_vllm(args)),
     }

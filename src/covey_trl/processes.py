@@ -1,8 +1,10 @@
 """Stand in for the accelerator in scripts of TRL."""
 
-from typing import Any
+from typing import Any, TypeVar
 
-from covey.system import ranks
+from covey.system import collectives, ranks
+
+Given = TypeVar("Given")
 
 
 class Processes:
@@ -11,6 +13,10 @@ class Processes:
     @property
     def is_main_process(self) -> bool:
         return ranks.rank() == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return ranks.local_rank() == 0
 
     @property
     def process_index(self) -> int:
@@ -23,3 +29,10 @@ class Processes:
     def print(self, *words: Any, **keywords: Any) -> None:
         if self.is_main_process:
             print(*words, **keywords)
+
+    def wait_for_everyone(self) -> None:
+        collectives.barrier("the script")
+
+    def unwrap_model(self, model: Given, **keywords: Any) -> Given:
+        """Return the model, which nothing wraps."""
+        return model

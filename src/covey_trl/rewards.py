@@ -1,7 +1,6 @@
 """Read rewards as TRL does: functions, names, reward models."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,15 +57,3 @@ class _ModelInMemory(RewardModel):
 
             tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
         return add_padding(Scorer(model.eval(), tokenizer))
-
-
-def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Hide the columns of rows from a reward, as remove_unused_columns=True does."""
-    return partial(_called_without_columns, function)
-
-
-def _called_without_columns(
-    function: Callable[..., Any], prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
-) -> Any:
-    kept = {name: columns[name] for name in ("completion_ids", "trainer_state", "environments") if name in columns}
-    return function(prompts=prompts, completions=completions, **kept)

@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,11 @@ from covey.api.settings import make_config
 from covey.api.training import run_request
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split
+from covey.environments.data.pictures import picture_in
 from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.rows import PromptFormat
-from covey.environments.reward_functions.specs import load_reward
 from covey.policy.models.adapters import other_than_plain_lora
 from covey.policy.models.loading import load_policy
 from covey.policy.models.made import restore_buffers
@@ -47,7 +47,7 @@ from covey_trl.device_map import device_of_map
 from covey_trl.fields import named_in_errors
 from covey_trl.mapping import settings_of
 from covey_trl.processes import Processes
-from covey_trl.rewards import reward_list, without_columns
+from covey_trl.rewards import reward_list
 
 REWARD_SECONDS = 600.0
 """A reward function runs in this process, as in TRL; one that takes longer for one prompt ends the run."""
@@ -128,9 +128,6 @@ class GRPOTrainer:
         self._splits, self._eval_names = splits_of(train_dataset, eval_dataset, self.args)
         is_rewarded = reward_funcs is not None or environment_factory is None
         self.reward_funcs = reward_list(reward_funcs, reward_processing_classes) if is_rewarded else []
-        if self.args.remove_unused_columns:
-            functions = [load_reward(one) if isinstance(one, str | Mapping) else one for one in self.reward_funcs]
-            self.reward_funcs = [without_columns(function) for function in functions]
         self.config = self._make_config(model)
         # Callbacks
         num_steps = self.config.num_steps * self.args.steps_per_batch
@@ -201,6 +198,9 @@ class GRPOTrainer:
 
     def end(self) -> None:
         """Do nothing, as `train` closes all that it opens."""
+
+    def create_model_card(self, **keywords: Any) -> None:
+        """Do nothing: `covey export RUN` writes a card."""
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Save model (or adapter) and tokenizer, in output_dir by default."""
@@ -322,17 +322,27 @@ class GRPOTrainer:
 
     def _make_rewards(self, config: Config, splits: Mapping[Split, Any]) -> RewardFunctions:
         """Build the rewards; without an eval_dataset evaluations take the first prompt."""
-        read = PromptFormat(said=PREFILLED).read
-        rows: dict[Split, list[Any]] = {
-            split: [read(row if self._factories is None else with_prompt(row)) for row in of]
-            for split, of in splits.items()
-        }
+        rows: dict[Split, list[Any]] = {split: list(self._read_rows(split, of)) for split, of in splits.items()}
         rows.setdefault("test", rows["train"][:1])
-        how = RewardSettings(WorkerSettings(timeout=config.environment.timeout), in_process=True, max_failure_rate=1.0)
+        workers = WorkerSettings(timeout=config.environment.timeout)
+        how = RewardSettings(workers, in_process=True, max_failure_rate=1.0, nan_is_none=True)
         functions = reward_functions(self.reward_funcs or [no_reward], config.reward_weights)
         made = RewardFunctions(rows, functions, how)
         made.follow(0, config.num_steps, 0.0)
         return made
+
+    def _read_rows(self, split: Split, rows: Iterable[Any]) -> Iterator[Any]:
+        """Check rows. ValueError for pictures too, which TRL shows to models that see."""
+        for index, row in enumerate(rows):
+            given = row if self._factories is None else with_prompt(row)
+            picture = picture_in(given) if isinstance(given, Mapping) else ""
+            if picture:
+                raise ValueError(f"{split} row {index} has {picture}, and policies are trained on text: leave it out")
+            try:
+                read = PromptFormat(said=PREFILLED).read(given)
+            except ValueError as error:
+                raise ValueError(f"{split} row {index} {error}") from error
+            yield {"prompt": read["prompt"]} if self.args.remove_unused_columns else read
 
 
 def _short_name(model: Any) -> str:

@@ -384,3 +384,10 @@ def test_the_reference_is_the_policy_of_the_best_evaluation(tmp_path: Path, monk
     assert torch.equal(kept[2], policies[1])
     assert torch.equal(kept[3], policies[3])
     assert not torch.equal(policies[1], policies[2])
+
+
+def test_an_evaluation_of_which_nothing_could_be_scored_says_nothing_of_right_answers() -> None:
+    found = look(lambda index, greedy: [None] * (1 if greedy else 4))
+    assert (found.accuracy, found.pass_at_k) == (None, {})
+    assert math.isnan(found.reward_mean.value)
+    assert found.num_unscored == 20

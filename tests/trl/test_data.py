@@ -1,6 +1,7 @@
 """Data sets as TRL's users hand them over: streamed, several to evaluate on by name, with answers at their end."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,13 @@ def streamed(folder: Path, count: int) -> Any:
     return datasets.load_dataset("json", data_files=file, split="train", streaming=True, cache_dir=str(folder))
 
 
-def test_a_row_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_row_that_is_none_or_lacks_its_prompt_is_refused_in_one_line(tmp_path: Path) -> None:
     trainer = GRPOTrainer(saved_model(tmp_path / "model", "llama"), length, config(tmp_path, max_steps=1), [1] * 8)
-    with pytest.raises(ValueError, match=r"^a row must be a mapping of columns, got 1$"):
+    with pytest.raises(ValueError, match=r"^train row 0 must be a mapping of columns, got 1$"):
+        trainer.train()
+    rows = [{"prompt": "a"}, {"question": "b"}]
+    trainer = GRPOTrainer(saved_model(tmp_path / "model", "llama"), length, config(tmp_path, max_steps=1), rows * 4)
+    with pytest.raises(ValueError, match=r"^train row 1 has no column 'prompt' \(has: question\)$"):
         trainer.train()
 
 
@@ -91,3 +96,46 @@ def test_verls_function_rewards_a_script(tmp_path: Path) -> None:
     trainer = GRPOTrainer(saved_model(tmp_path / "policy", "llama"), compute_score, args, [row] * 8)
     trainer.train()
     assert "rewards/compute_score/mean" in trainer.state.log_history[0]
+
+
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_a_picture_in_a_row_is_refused(column: str, tmp_path: Path) -> None:
+    from PIL import Image
+
+    picture = Image.new("RGB", (2, 2))
+    row = {"prompt": "what is this?", column: picture if column == "image" else [picture]}
+    trainer = GRPOTrainer(saved_model(tmp_path / "model", "llama"), length, config(tmp_path, max_steps=1), [row] * 8)
+    said = f"train row 0 has a picture, film or sound in column '{column}', and policies are trained on text"
+    with pytest.raises(ValueError, match=f"^{said}"):
+        trainer.train()
+
+
+async def awaited(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    assert not columns.keys() - {"completion_ids", "trainer_state", "log_extra", "log_metric"}
+    return [float(len(text)) for text in completions]
+
+
+@pytest.mark.long
+def test_without_unused_columns_functions_keep_their_names_and_may_be_async(tmp_path: Path) -> None:
+    args = config(tmp_path, max_steps=1, remove_unused_columns=True, logging_steps=1)
+    rows = [{"prompt": f"{i}?", "answer": "a"} for i in range(8)]
+    trainer = GRPOTrainer(saved_model(tmp_path / "model", "llama"), [awaited, length], args, rows)
+    trainer.train()
+    (row,) = [row for row in trainer.state.log_history if "reward" in row]
+    assert row["rewards/awaited/mean"] == row["rewards/length/mean"] > 0
+
+
+def half(completions: list[str], **columns: Any) -> list[float]:
+    return [math.nan if place % 2 else 0.5 for place in range(len(completions))]
+
+
+@pytest.mark.long
+def test_nan_means_that_a_function_does_not_apply_as_in_trl(tmp_path: Path) -> None:
+    args = config(tmp_path, max_steps=1, logging_steps=1)
+    model = saved_model(tmp_path / "model", "llama")
+    trainer = GRPOTrainer(model, [half, length], args, [{"prompt": f"{i}?"} for i in range(8)])
+    trainer.train()
+    (step,) = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").open() if '"train"' in line]
+    assert step["dropped/unscored_rollouts"] == 0
+    assert step["reward/half"] == 0.5
+    assert step["sampled_reward_mean"] == pytest.approx(step["reward/length"] + 0.25)

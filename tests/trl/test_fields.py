@@ -110,6 +110,8 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"beta": 0.04}, {"algorithm.kl_coef": 0.04, "algorithm.kl_gradient": "is_weighted"}),
     ({"report_to": ["tensorboard"]}, {"output.trackers": ["tensorboard"]}),
     ({"generation_kwargs": {"stop_strings": ["\n"]}}, {"sampling.stop": ["\n"]}),
+    ({"generation_kwargs": {"temperature": None, "top_p": None}}, {"sampling.temperature": 1.0, "sampling.top_p": 1.0}),
+    ({"max_grad_norm": None}, {"optimizer.max_grad_norm": 0.0}),
     ({"fsdp": "full_shard auto_wrap"}, {"parallel.strategy": "fsdp"}),
     ({"use_vllm": True}, {"engine.name": "vllm", "algorithm.correction": "mask", "algorithm.correction_max": 3.0}),
     ({"log_completions": True, "num_completions_to_print": 3}, {"output.show_rollouts": 3}),
@@ -316,7 +318,7 @@ def test_steps_are_logged_at_trls_interval_and_at_the_end(given: dict[str, Any],
     """Five batches, of two optimiser steps each."""
     bridge = Bridge(GRPOConfig(**BASE | {"num_iterations": 2} | given), [], num_steps=10, is_evaluated=False)
     source = SimpleNamespace(epochs=lambda: 0.25)  # it alone knows what is taken, of what is drawn
-    bridge.on_start(SimpleNamespace(policy=SimpleNamespace(model=None), source=source), ROOT)  # type: ignore[arg-type] # all that it reads of a run
+    bridge.on_start(SimpleNamespace(policy=SimpleNamespace(model=None, tokenizer=None), source=source), ROOT)  # type: ignore[arg-type] # all that it reads of a run
     for step in range(1, 6):
         bridge.on_step(step, {"loss": float(step)})
     bridge.end()
@@ -346,6 +348,34 @@ def test_callbacks_of_transformers_hear_of_a_saved_policy() -> None:
     bridge.state.global_step = 4
     bridge.on_save(4, ROOT)
     assert steps == [4]
+
+
+def test_what_a_callback_asks_for_in_vain_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Asks(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            assert not control.should_evaluate
+            control.should_evaluate = True
+
+    bridge = Bridge(GRPOConfig(**BASE), [Asks], num_steps=9, is_evaluated=False)
+    bridge.on_save(1, ROOT)
+    bridge.on_save(2, ROOT)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "Asks set control.should_evaluate, which nothing obeys here: eval_steps says when policies are evaluated"
+    )
+
+
+def test_callbacks_get_the_tokenizer() -> None:
+    found: list[Any] = []
+
+    class Reads(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, processing_class: Any, **keywords: Any) -> None:
+            found.append(processing_class)
+
+    bridge = Bridge(GRPOConfig(**BASE), [Reads], num_steps=9, is_evaluated=False)
+    run: Any = SimpleNamespace(policy=SimpleNamespace(model=None, tokenizer=TOKENIZER))
+    bridge.on_start(run, ROOT)
+    assert found == [TOKENIZER]
 
 
 def test_a_callback_that_waits_for_a_metric_of_transformers_is_refused_in_one_line() -> None:

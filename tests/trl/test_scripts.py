@@ -122,6 +122,10 @@ def check_several_rewards(scope: dict[str, Any], folder: Path) -> None:
 
     trainer.model.push_to_hub = trainer.processing_class.push_to_hub = push
     trainer.accelerator.print("trained")
+    trainer.accelerator.wait_for_everyone()
+    assert trainer.accelerator.is_local_main_process
+    assert trainer.accelerator.unwrap_model(trainer.model) is trainer.model
+    trainer.create_model_card(dataset_name="trl-lib/tldr", tags=["grpo"])
     trainer.push_to_hub(dataset_name="trl-lib/tldr", tags=["grpo"])
     assert pushed == [(trainer.hub_model_id, {"commit_message": "End of training"})] * 2
     measured = trainer.evaluate(list(scope["trainer"]._splits["train"])[:3], metric_key_prefix="test")

@@ -128,6 +128,13 @@ def test_of_two_penalties_of_verl_the_one_that_is_left_out_is_named() -> None:
     assert any("covey has one, and leaves out that in the reward of 0.01" in note for note in found.notes)
 
 
+def test_both_length_penalties_of_openrlhf_are_taken_where_both_are_typed() -> None:
+    lengths = "--generate_max_len 8192 --overlong_buffer_len 1024 --overlong_penalty_factor 0.5"
+    command = f"python3 -m openrlhf.cli.train_ppo_ray {lengths} --stop_properly_penalty_coef 0.25"
+    both = "{soft_overlong:{max_len:8192,cache:1024,factor:0.5},stop_properly:{coef:0.25}}"
+    assert translate(command.split()).words["algorithm.shaping"] == f"algorithm.shaping={both}"
+
+
 SHELL = """\
 #!/bin/bash
 MODEL=${MODEL:-org/policy}; export DATA="$HOME/rows.parquet"
@@ -708,3 +715,83 @@ def test_names_in_a_file_that_stand_for_each_other_are_refused(tmp_path: Path) -
     (tmp_path / "bomb.yaml").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=r"bomb.yaml cannot be read: it uses aliases \(\*name\); write the values out"):
         read_file(tmp_path / "bomb.yaml")
+
+
+OF_OPEN_R1 = """\
+model_name_or_path: org/policy
+torch_dtype: bfloat16
+dataset_name: org/rows
+bf16: true
+eval_strategy: steps
+eval_steps: 100
+gradient_accumulation_steps: 8
+gradient_checkpointing: true
+learning_rate: 3.0e-06
+logging_steps: 1
+lr_scheduler_type: cosine
+max_completion_length: 1024
+max_steps: -1
+num_generations: 7
+num_train_epochs: 1
+output_dir: data/run
+per_device_train_batch_size: 16
+report_to:
+- wandb
+reward_funcs:
+- accuracy
+reward_weights:
+- 0.5
+save_strategy: "no"
+seed: 42
+warmup_ratio: 0.1
+"""
+
+
+def test_a_file_of_trl_is_trls_though_openrlhf_has_many_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(OF_OPEN_R1)
+    command = f"accelerate launch --num_processes 7 grpo.py --config {tmp_path / 'grpo.yaml'}"
+    for tokens in (command.split(), ["grpo.yaml", "num_processes=7", *read_file(tmp_path / "grpo.yaml")]):
+        found = translate(tokens)
+        assert set(found.words.values()) >= {
+            "groups_per_step=128",  # 16 completions x 8 micro-batches x 7 processes, of 7 for each prompt
+            "group_size=7",
+            "optimizer.lr=3e-06",
+            "optimizer.schedule=cosine",
+            "evaluation.every=100",
+            "reward_weights=[0.5]",
+            "rewards=[accuracy]",
+            "num_epochs=1",
+        }
+        assert not {"algorithm.kl_coef", "mini_batch_rollouts", "optimizer.warmup_steps"} & found.words.keys()
+        assert "still to be set, by the number of rows: optimizer.warmup_steps" in found.notes
+    assert translate(["trl", "grpo", "--warmup_ratio", "0.1", "--max_steps", "200"]).words[
+        "optimizer.warmup_steps"
+    ] == ("optimizer.warmup_steps=20")
+
+
+def test_what_follows_from_the_number_of_rows_is_named() -> None:
+    found = translate(["trl", "grpo", "--eval_strategy", "epoch", "--save_steps", "50", "--warmup_steps", "30"])
+    assert {"output.save_every=50", "optimizer.warmup_steps=30", "optimizer.schedule=linear"} <= {*found.words.values()}
+    assert "still to be set, by the number of rows: evaluation.every" in found.notes
+
+
+def test_keywords_of_verls_files_are_read_setting_by_setting(tmp_path: Path) -> None:
+    (tmp_path / "verl.yaml").write_text(
+        "data: {max_response_length: 4096}\n"
+        "actor_rollout_ref: {rollout: {n: 4, val_kwargs: {n: 8}}}\n"
+        "reward_model: {reward_kwargs: {overlong_buffer_cfg: {enable: true, len: 512, penalty_factor: 0.5}}}\n"
+    )
+    found = translate(["verl.yaml", *read_file(tmp_path / "verl.yaml")]).words
+    assert found["evaluation.num_samples"] == "evaluation.num_samples=8"
+    shaped = "algorithm.shaping={soft_overlong:{max_len:4096,cache:512,factor:0.5,floor:false}}"
+    assert found["algorithm.shaping"] == shaped
+
+
+def test_a_sequence_of_prime_rl_is_as_long_as_its_orchestrator_says() -> None:
+    typed = "trainer.model.seq_len=16384 orchestrator.seq_len=8192 orchestrator.sampling.extra_body.top_k=20"
+    found = translate(["rl", *typed.split()]).words
+    assert (found["sampling.max_total_tokens"], found["sampling.max_tokens"], found["sampling.top_k"]) == (
+        "sampling.max_total_tokens=8192",
+        "sampling.max_tokens=8192",  # prime-rl has no other limit unless one is set
+        "sampling.top_k=20",
+    )

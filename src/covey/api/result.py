@@ -146,7 +146,8 @@ class Result:
     def _compared(self) -> list[tuple[str, str, str]]:
         """Return name, before and after of each measure, with intervals."""
         before, after = _estimates(self.before), _estimates(self.after)
-        return [(name, _format(before.get(name)), _format(after.get(name))) for name in {**before, **after}]
+        names = [name for name in {**before, **after} if name in (before or after) and name in (after or before)]
+        return [(name, _format(before.get(name)), _format(after.get(name))) for name in names]
 
 
 def _estimates(found: Evaluation | None) -> dict[str, Estimate]:

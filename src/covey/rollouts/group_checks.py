@@ -1,5 +1,6 @@
 """Checks of groups before training: success, and missing scores."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,6 +11,10 @@ from torch import Tensor
 from covey.system import collectives
 from covey.types import Group, RunStopped
 
+LOGGER = logging.getLogger(__name__)
+
+FEW_FAILURES = 20
+"""Failures that may be chance where nothing else is known, as in an evaluation of a prompt or two."""
 GroupFilter = Callable[[Tensor], bool]
 """True where a group with these rewards, (M,), is worth training on; before shaping and a KL penalty."""
 
@@ -34,24 +39,28 @@ def outcomes_of(groups: Sequence[Group], correct_above: float) -> list[Outcome]:
     return [Outcome(g.prompt.environment, g.prompt.id, share) for g, share in zip(scored, shares, strict=True)]
 
 
-def stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
+def stop_where_nothing_is_scored(groups: Sequence[Group], least: int = 1) -> None:
     """Raise RunStopped where no completion of any rank could be scored. Collective.
 
-    Prompts without applicable verdicts are fine: the step then teaches nothing.
+    Prompts without applicable verdicts are fine: the step then teaches nothing. Fewer failures than `least` are told.
     """
     (num_scored,) = collectives.all_sum_ints(num_rollouts(groups))
-    stop_where_only_failures(groups, num_scored)
+    stop_where_only_failures(groups, num_scored, least)
 
 
 def num_rollouts(groups: Sequence[Group]) -> int:
     return sum(len(group.rollouts) for group in groups)
 
 
-def stop_where_only_failures(groups: Sequence[Group], num_scored: int) -> None:
+def stop_where_only_failures(groups: Sequence[Group], num_scored: int, least: int = 1) -> None:
     """Raise RunStopped where these groups failed and no rank scored any."""
     failures = [failure for group in groups for failure in group.failures if failure.is_fault]
-    if failures and not num_scored:
-        raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
+    if not failures or num_scored:
+        return
+    said = f"none of {len(failures)} completions could be scored: {failures[0].reason}"
+    if len(failures) >= least:
+        raise RunStopped(said)
+    LOGGER.warning("%s", said)
 
 
 def reason_to_drop(group: Group, size: int, keep: GroupFilter | None) -> str | None:

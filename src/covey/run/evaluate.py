@@ -165,9 +165,14 @@ def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: Eva
     groups = (*greedy, *sampled)
     if any(group.rollouts and not group.earned for group in groups):  # a teacher trains alone
         return False
-    if settings.correct_above != EvaluationConfig.correct_above:
-        return True
-    return all(known_class(one.prompt.environment).knows_right or {*one.rewards} <= {0.0, 1.0} for one in groups)
+    return any(group.earned for group in groups) and not any(is_graded(group, settings) for group in groups)
+
+
+def is_graded(group: Group, settings: EvaluationConfig) -> bool:
+    """Return True if rewards grade answers instead of judging them."""
+    if settings.correct_above != EvaluationConfig.correct_above or {*group.rewards} <= {0.0, 1.0}:
+        return False
+    return not known_class(group.prompt.environment).knows_right
 
 
 def _drop_nan(values: Sequence[float]) -> list[float]:

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 SEVERAL = 3
 """Fields of TRL in a file of settings that tell it from another."""
 LAUNCHER = ("num_processes", "nproc_per_node")
-DROPPED = ("num_steps", "evaluation.every", "output.save_every")
-"""Settings that need the number of rows."""
+OF_SCRIPTS = ("remove_unused_columns", "trust_remote_code", "hub_model_id", "hub_private_repo", "hub_revision")
+"""Fields that the trainer of a script obeys by itself."""
+MANY_ROWS = (10**4, 10**5)
+"""Two numbers of batches in the rows: what differs between them follows from the rows."""
 MULTIRUN = ("--multirun", "-m")
 STARTS = ("bash", "sh", "zsh", "sbatch", "source")
 SBATCH = {
@@ -327,25 +329,30 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: TranslatedCo
     from covey_trl.mapping import settings_of
 
     words = []
+    # Processes and accumulated micro-batches are one product: what a step has
+    accumulated = given.get("gradient_accumulation_steps", "1")
+    if processes > 1 and accumulated.isdigit() and not {"generation_batch_size", "steps_per_generation"} & set(given):
+        given = {**given, "gradient_accumulation_steps": str(int(accumulated) * processes)}
     for name, value in given.items():
-        words += [f"--{name}", *(value.split(",") if name in LISTS else [value])]
+        listed = [one.strip(" '\"") for one in value.strip("[]").split(",")]
+        words += [f"--{name}", *(listed if name in LISTS else [value])]
     args = _read_fields(words)
     for name, value in changed_fields(args).items():
         if name in given and (why := REFUSED.get(name) or system("trl").maps["trainers"].get(name)):
             found.notes.append(f"{name}={value} is no setting here ({why})")
         if name in REFUSED:
             setattr(args, name, default_of(name))
-    # Processes and accumulated micro-batches are one product: what a step has
-    if processes > 1 and not {"generation_batch_size", "steps_per_generation"} & set(given):
-        args.gradient_accumulation_steps *= processes
-        args.steps_per_generation = args.generation_batch_size = None
-        args._derive_batches()
-    num_rows = args.generation_batch_size or 1
+        if name in OF_SCRIPTS:
+            found.notes.append(f"{name}={value} is for scripts ({MAPPED[name]})")
+    if args.reward_weights:
+        found.add(f"reward_weights={format_word(args.reward_weights)}")
+    few, many = (settings_of(args, (args.generation_batch_size or 1) * number) for number in MANY_ROWS)
     defaults = {one.name: one.value for one in walk(Config())}
-    for name, value in settings_of(args, num_rows).items():
-        depends = name in DROPPED and args.max_steps <= 0
-        if not depends and defaults.get(name) != value:
+    for name, value in few.items():
+        if value == many[name] and defaults.get(name) != value:
             found.add(f"{name.removesuffix('.name')}={format_word(value)}")
+    if of_rows := [name for name, value in few.items() if value != many[name] and name != "num_steps"]:
+        found.notes.append(f"still to be set, by the number of rows: {', '.join(of_rows)}")
     if args.max_steps <= 0:
         found.add(f"num_epochs={args.num_train_epochs:g}")
         note = system("words").settings["num_train_epochs"].note

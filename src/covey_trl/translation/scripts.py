@@ -52,7 +52,7 @@ def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
         text = read_regular(path, MAX_BYTES).decode()
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    if path.suffix == ".py":
+    if path.suffix in (".py", ".ipynb"):
         if (literals := literal_assignments(text)) is None:
             raise ValueError(f"{path} is Python: {OF_PYTHON}; a command line that starts it is translated behind --")
         return [f"{name}={as_text(value)}" for name, value in flat(literals)]
@@ -93,7 +93,8 @@ def literal_assignments(text: str) -> dict[str, Any] | None:
 def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Flatten settings to dotted names; keyword arguments of TRL stay whole."""
     for name, value in content.items():
-        if isinstance(value, Mapping) and value and not str(name).endswith("_kwargs"):
+        is_whole = not prefix and str(name).endswith("_kwargs")
+        if isinstance(value, Mapping) and value and not is_whole:
             yield from flat(value, f"{prefix}{name}.")
         elif value is not None and value != {}:
             yield f"{prefix}{name}", value

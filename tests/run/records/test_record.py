@@ -379,3 +379,17 @@ def test_an_evaluation_that_lost_scores_says_how_many(tmp_path: Path, monkeypatc
     use(monkeypatch, replace(scripted(verdict)))
     train(small_config(), tmp_path)
     assert [row["num_unscored"] for row in rows(tmp_path / "metrics.jsonl", "evaluate")] == [3, 3]
+
+
+@pytest.mark.long
+def test_rewards_that_grade_in_training_claim_no_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(prompt: Prompt, text: str) -> Any:
+        worth = float(len(text) % 2)
+        return worth if prompt.id.startswith("test") else 0.25 + 0.5 * worth
+
+    use(monkeypatch, scripted(verdict))
+    train(small_config(num_steps=2, evaluation__correct_above=1.0), tmp_path)
+    first, last = rows(tmp_path / "metrics.jsonl", "evaluate")
+    assert "accuracy" in first
+    assert "accuracy" not in last
+    assert "accuracy" not in summary_of(tmp_path)["gain"]

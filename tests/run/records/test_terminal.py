@@ -263,6 +263,15 @@ def test_an_evaluation_reads_as_a_sentence() -> None:
     assert line == "step 10 evaluated: accuracy 0.410  reward mean 0.200  pass@8 0.720"
 
 
+def test_an_evaluation_whose_rewards_are_all_0_or_all_1_claims_no_accuracy() -> None:
+    """Rewards that grade answers look so as well, as long as nothing is half right."""
+    for value in (0.0, 1.0):
+        numbers = {"accuracy": value, "reward_mean": value, "pass_at_1": value}
+        assert evaluation_line(0, numbers) == f"step 0 evaluated: reward mean {value:.3f}"
+    mixed = {"accuracy": 1.0, "reward_mean": 0.0, "pass_at_1": 0.0}
+    assert evaluation_line(0, mixed) == "step 0 evaluated: accuracy 1.000  reward mean 0.000  pass@1 0.000"
+
+
 def test_the_curve_in_a_notebook_has_a_point_a_pixel_however_long_the_run() -> None:
     drawn = curve([float(step % 2) for step in range(20_000)])
     assert len(drawn.partition('points="')[2].partition('"')[0].split()) == 360

@@ -138,11 +138,13 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def check_values(returned: Any, count: int) -> RewardOutcome:
+def check_values(returned: Any, count: int, *, nan_is_none: bool = False) -> RewardOutcome:
     values = as_lists(returned)
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         return fail_all(f"returned {type(returned).__name__} {_shorten(returned)}, not a list of numbers", count)
     values = [as_lists(value) for value in values]
+    if nan_is_none:
+        values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
     if len(values) != count:
         return fail_all(f"returned {len(values)} values for {count} completions", count)
     problems = {i: problem_with(value) for i, value in enumerate(values) if value is not None}
@@ -172,6 +174,7 @@ class RewardCall:
     """
 
     function: RewardCallable
+    nan_is_none: bool = False
 
     def prepare(self) -> None:
         loader_of(unwrap(self.function))()
@@ -186,7 +189,8 @@ class RewardCall:
     def _sync(self, count: int, keywords: Mapping[str, Any], state: TrainerState) -> RewardOutcome:
         hooks = _Hooks(count, state)
         try:
-            outcome = check_values(self.function(**keywords, **hooks.arguments()), count)
+            returned = self.function(**keywords, **hooks.arguments())
+            outcome = check_values(returned, count, nan_is_none=self.nan_is_none)
         except (Exception, SystemExit) as error:
             outcome = self._after(error, count, keywords) or merge_outcomes(
                 [self._sync(1, _only(keywords, index, count), state) for index in range(count)]
@@ -198,7 +202,7 @@ class RewardCall:
         hooks = _Hooks(count, state)
         try:
             call: Coroutine[Any, Any, Any] = self.function(**keywords, **hooks.arguments())
-            outcome = check_values(await call, count)
+            outcome = check_values(await call, count, nan_is_none=self.nan_is_none)
         except (Exception, SystemExit) as error:
             known = self._after(error, count, keywords)
             alone = () if known else (self.awaited(1, _only(keywords, i, count), state) for i in range(count))

@@ -74,6 +74,8 @@ class RewardSettings:
     """`timeout` holds in process too."""
     in_process: bool = False
     max_failure_rate: float = 0.05
+    nan_is_none: bool = False
+    """Whether NaN means that a function does not apply, as in TRL, and no failure."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_failure_rate <= 1:
@@ -142,7 +144,7 @@ class RewardFunctions(Environment):
         how = PromptFormat(prompt_column, prefill=prefill)
         self._prompts = {split: prompts_of(split, rows[split], columns, how) for split in rows}
         warn_of_silent_users(self._prompts)
-        self._calls = [RewardCall(reward.function) for reward in self._functions]
+        self._calls = [RewardCall(one.function, nan_is_none=self.settings.nan_is_none) for one in self._functions]
         self._pool: WorkerPool | None = None
         self._thread = CallThread()
         self._watchdog = Watchdog()

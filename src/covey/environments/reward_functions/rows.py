@@ -36,7 +36,7 @@ class PromptFormat:
         ValueError describes the prompt's error, without the place of the row.
         """
         if not isinstance(row, Mapping):
-            raise ValueError(f"a row must be a mapping of columns, got {row!r:.80}")
+            raise ValueError(f"must be a mapping of columns, got {row!r:.80}")
         if self.column not in row:
             raise ValueError(f"has no column {self.column!r} (has: {', '.join(row)})")
         prompt = row[self.column]

@@ -22,7 +22,7 @@ from covey.rollouts.saved.journal import RolloutJournal
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import complete_checkpoints, prune_checkpoints, save_checkpoint
-from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of, numbers_of
+from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of, is_graded, numbers_of
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY, VERDICTS
 from covey.run.records import rollout_log, step_metrics
 from covey.run.records import summary as results
@@ -171,11 +171,13 @@ class RunRecorder:
         self._get_under_way()
         drops = step_metrics.count_drops(self.run, stepped.dropped)
         sampled = [*stepped.groups, *(one.group for one in stepped.dropped)]
-        (num_tokens,) = collectives.all_sum_ints(step_metrics.count_tokens(sampled))
+        num_graded = sum(is_graded(group, self._config.evaluation) for group in sampled)
+        num_tokens, num_graded = collectives.all_sum_ints(step_metrics.count_tokens(sampled), num_graded)
         seconds = time.monotonic() - self._step_started
         self._step_seconds += seconds
         num_dropped = sum(n for reason, n in drops.items() if reason != "unscored_rollouts")
-        self._totals.update(steps=1, tokens=num_tokens, skipped=int(stepped.metrics["skipped"]), dropped=num_dropped)
+        skipped = int(stepped.metrics["skipped"])
+        self._totals.update(steps=1, tokens=num_tokens, skipped=skipped, dropped=num_dropped, graded=num_graded)
         counted: Row = {
             **{f"dropped/{name}": float(n) for name, n in drops.items()},
             **self.run.source.take_metrics(),
@@ -239,9 +241,9 @@ class RunRecorder:
         self._get_under_way()
         settings = self._config.evaluation
         found = evaluation_of(answers, settings)
-        if any(one.accuracy is None for one in self._evaluations):  # rewards that told nothing once never do
-            nothing = (math.nan,) * found.num_prompts
-            found = replace(found, accuracy=None, pass_at_k={}, correct_greedy=nothing)
+        self._totals["graded"] += found.accuracy is None and not math.isnan(found.reward_mean.value)
+        if self._totals["graded"]:  # rewards that graded answers once always do
+            found = replace(found, accuracy=None, pass_at_k={}, correct_greedy=(math.nan,) * found.num_prompts)
         bound = None if found.accuracy is None else settings.correct_above
         most = rollout_log.answers_per_evaluation(self._config.output, settings.every, self._config.num_steps)
         self._tracker.answers(step, rollout_log.evaluation_rows(step, answers, bound, most), kind="evaluate")

@@ -319,8 +319,11 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     >>> evaluation_line(10, {"accuracy": 0.41, "pass_at_8": 0.72})
     'step 10 evaluated: accuracy 0.410  pass@8 0.720'
     """
-    names = {name: name.replace("pass_at_", "pass@").replace("_", " ") for name in metrics}
-    cells = [f"{names[name]} {value:.3f}" for name, value in metrics.items() if not math.isnan(value)]
+    known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+    if len(found := set(known.values())) == 1 and found <= {0.0, 1.0} and "reward_mean" in known:
+        known = {"reward_mean": known["reward_mean"]}  # nothing says yet that rewards tell right from wrong
+    names = {name: name.replace("pass_at_", "pass@").replace("_", " ") for name in known}
+    cells = [f"{names[name]} {value:.3f}" for name, value in known.items()]
     return f"step {step} evaluated: " + ("  ".join(cells) or "no rewards")
 
 
