@@ -38,7 +38,7 @@ def quantised_settings(model: Any, given: Any, keywords: dict[str, Any], peft_co
     if peft_config is None:
         raise ValueError("weights in 4 or 8 bits need a peft_config: adapters are trained, the weights are not")
     plain = type(peft_config)(**{name: vars(peft_config)[name] for name in ADAPTERS})
-    others = [name for name, value in vars(peft_config).items() if value != vars(plain)[name] and name != "task_type"]
+    others = [name for name, value in vars(peft_config).items() if value != vars(plain)[name] and name not in NOTED]
     if others:
         raise ValueError(f"under 4 or 8 bits peft_config may set {', '.join(ADAPTERS)}, got {others[0]}")
     targets = peft_config.target_modules or "all-linear"
@@ -53,6 +53,8 @@ def quantised_settings(model: Any, given: Any, keywords: dict[str, Any], peft_co
 
 BITS = ("load_in_4bit", "load_in_8bit")
 ADAPTERS = ("r", "lora_alpha", "lora_dropout", "target_modules")
+NOTED = ("task_type", "base_model_name_or_path", "revision", "peft_version", "inference_mode")
+"""Fields of a peft_config that peft itself fills in, at its first use."""
 
 
 def check_kinds(model: Any, args: Any, processing_class: Any, **lists: Any) -> None:

@@ -32,8 +32,14 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "model.kind": "masked", "group_size": 8, "groups_per_step": 16, "optimizer.lr": 1e-5,
         "optimizer.schedule": "cosine", "sampling.temperature": 0.8, "sampling.top_p": 0.95, "algorithm.kl_coef": 0.1,
     },
-    "torchrl_gsm8k": {"environment.name": "gsm8k", "environment.scheme": "torchrl", "algorithm.kl_in": "loss"},
-    "torchrl_ifeval": {"environment.name": "ifeval", "group_size": 16, "algorithm.sampler_kl_coef": 0.02},
+    "torchrl_gsm8k": {
+        "environment.name": "gsm8k", "environment.scheme": "torchrl", "algorithm.kl_in": "loss", "model.lora_rank": 8,
+        "model.lora_alpha": 16.0, "model.lora_dropout": 0.1, "sampling.max_tokens": 1024,
+    },
+    "torchrl_ifeval": {
+        "environment.name": "ifeval", "environment.scheme": "torchrl", "group_size": 16,
+        "algorithm.sampler_kl_coef": 0.02,
+    },
     "trl": {
         "model.name": "Qwen/Qwen2.5-3B-Instruct", "model.load_in_4bit": True, "model.lora_rank": 16,
         "model.lora_alpha": 32.0, "model.lora_dropout": 0.05, "model.lora_targets": ["q_proj", "v_proj"],

@@ -1,5 +1,6 @@
 """The reward-function document's script: its words are answered all at once, its reward and its 4 bits run."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,9 @@ ADAPTERS = LoraConfig(
 )
 def test_weights_in_4_bits_under_adapters_are_settings_of_the_run(given: dict[str, Any], tmp_path: Path) -> None:
     args = GRPOConfig(str(tmp_path), **SMALL, model_init_kwargs=given.pop("model_init_kwargs", None))
-    trainer = GRPOTrainer("nano", simple_reward, args, train_dataset=ROWS, peft_config=ADAPTERS, **given)
+    used = copy.deepcopy(ADAPTERS)
+    used.base_model_name_or_path = "tiny"  # as peft writes it where the same object has served before
+    trainer = GRPOTrainer("nano", simple_reward, args, train_dataset=ROWS, peft_config=used, **given)
     model = trainer.config.model
     assert (model.load_in_4bit, model.load_in_8bit, model.lora_rank, model.lora_alpha) == (True, False, 16, 32.0)
     assert (model.lora_targets, model.lora_dropout) == (["q_proj", "v_proj"], 0.05)
