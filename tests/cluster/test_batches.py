@@ -17,15 +17,27 @@ import numpy as np
 import pytest
 
 from covey.cluster import status, waiting
+from covey.cluster.pool import SamplerPool
 from covey.cluster.sampler import SamplerActor, patience
-from covey.cluster.slot import SamplerSlot, TicketCall
+from covey.cluster.slot import PoolLimits, SamplerSlot, TicketCall
 from covey.cluster.start import prepare_actor, worker_environment
-from covey.cluster.wire import GroupPart, Jobs, SampledBatch, SampledGroup, WeightArrays, pack, ranks_of, shares
+from covey.cluster.wire import (
+    GroupPart,
+    Jobs,
+    SampledBatch,
+    SampledGroup,
+    SampledPart,
+    WeightArrays,
+    pack,
+    ranks_of,
+    shares,
+)
 from covey.engine.base import EngineLost, EngineStats, WeightSet
 from covey.engine.weights import await_probe, make_weight_set, prove, trained_tensors, unproved_set
 from covey.policy.policy import Policy
 from covey.rollouts import rollout
 from covey.rollouts.buffer import Bound, Ticket
+from covey.rollouts.saved.journal import KeptGroup
 from covey.rollouts.saved.plain import SavedGroup
 from covey.system.machine import KEPT_MEMORY
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
@@ -267,6 +279,39 @@ def test_a_finished_group_waits_briefly_for_others(seconds: float, expected: flo
     assert patience(seconds) == pytest.approx(expected)
 
 
+def test_parts_are_told_of_the_groups_that_are_not_finished() -> None:
+    async def run() -> SampledBatch:
+        actor = SamplerActor(lambda: make_sampler(Plan()), "keep")
+        await actor.begin(Jobs(tickets(1), incarnation=3, kept={}))
+        actor._tell(tickets(2)[1], "completion", 0, "of another")
+        await asyncio.gather(*actor._under_way)
+        return await actor.collect()
+
+    batch = asyncio.run(run())
+    assert [sampled.number for sampled in batch.sampled] == [0]
+    assert batch.parts == (SampledPart(1, 0, "completion", 0, "of another"),)
+
+
+def test_a_sampler_that_lives_and_samples_nothing_does_not_work() -> None:
+    signs: list[bool] = []
+    slot, tokens = SimpleNamespace(incarnation=1, is_alive=True), [4, 3, 3]
+
+    async def ping(name: str) -> tuple[int, int, int]:
+        found = tokens.pop()
+        slot.is_alive = bool(tokens)
+        return 1, 0, found
+
+    slot.call = ping
+    pool = SimpleNamespace(_limits=PoolLimits(1, silence=0.01), _on_life=signs.append)
+    asyncio.run(SamplerPool._watch(pool, slot))  # type: ignore[arg-type] # these are all that it reads
+    assert signs == [True, False, True]
+
+
+def test_weights_take_their_bytes_and_a_thousand_for_each_name() -> None:
+    one = ("float32", (2,), np.zeros(2, np.float32))
+    assert WeightArrays(0, {"a": one, "b": one}, "", None, False).num_bytes == 2016  # type: ignore[arg-type] # no probe
+
+
 def test_what_was_raised_comes_beside_what_was_not() -> None:
     async def hook(engine: Engine) -> None:
         if engine.calls == 1:
@@ -434,9 +479,12 @@ def test_the_schedule_names_published_versions_and_the_status_live_ones(
 @pytest.mark.parametrize(("attempt", "incarnation"), [(0, 2), (1, 1)])
 def test_what_another_incarnation_or_attempt_made_is_refused_and_counted(attempt: int, incarnation: int) -> None:
     slot = SamplerSlot(0, incarnation=2)
-    slot.begin(TicketCall(tickets(1)[0].next_attempt(), lambda results: None, Ticket.next_attempt))
-    assert slot.finish(SampledBatch(incarnation, (SampledGroup(0, attempt),), EngineStats())) == []
-    assert slot.late_results == 1
+    told: list[Any] = []
+    kept = KeptGroup(tell=lambda *part: told.append(part))
+    slot.begin(TicketCall(tickets(1)[0].next_attempt(), lambda results: None, Ticket.next_attempt, kept))
+    part = SampledPart(0, attempt, "completion", 0, None)
+    assert slot.finish(SampledBatch(incarnation, (SampledGroup(0, attempt),), EngineStats(), (part,))) == []
+    assert (slot.late_results, told) == (1, [])
     [(call, result)] = slot.finish(SampledBatch(2, (SampledGroup(0, 1),), EngineStats(sampled_tokens=5)))
     assert (call.ticket.attempt, result.ticket.attempt, slot.under_way) == (1, 1, {})
 

@@ -75,11 +75,16 @@ def test_each_process_has_a_bundle_of_its_own() -> None:
     assert all(one.placement_group is ray.groups[0] for one in chosen)
 
 
-def test_the_gpu_of_the_first_trainer_is_held_on_its_node() -> None:
+@pytest.mark.parametrize(("visible", "own"), [("", "0"), ("7, 0", "1")])
+def test_the_gpu_of_the_first_trainer_is_held_on_its_node(
+    visible: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     devices = DevicesConfig(trainer=2, gpus_per_trainer=1.0)
     with fake_ray() as ray:
         with trainer_ranks(devices, lambda: None):
             (group,) = ray.groups
+            assert os.environ["LOCAL_RANK"] == own
             assert group.bundles == [{"GPU": 1.0, "node:127.0.0.1": 0.001}, {"CPU": 1.0, "GPU": 1.0}]
         assert ray.groups == []
 

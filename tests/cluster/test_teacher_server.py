@@ -96,7 +96,7 @@ def serving(policy: Policy, **changes: Any) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("end", ["", "/generate"])
+@pytest.mark.parametrize("end", ["/", "/generate/"])
 @pytest.mark.parametrize("packing", ["shared", "padded"])
 def test_a_server_judges_tokens_as_the_model_behind_it_does(end: str, packing: str) -> None:
     policy, groups = make_policy("llama"), random_groups()

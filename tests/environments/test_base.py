@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from covey.environments.arithmetic import Arithmetic
-from covey.environments.base import Environment, Replies, Split, adapt, metrics_of
+from covey.environments.base import Environment, Replies, Split, adapt, metrics_of, own_containers
 from covey.environments.episode import Answer, Observation
 from covey.environments.mixture import Mixture
 from covey.loop import train
@@ -169,6 +169,18 @@ class AsyncClose(TwoMethods):
 def test_an_async_method_in_place_of_a_plain_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"AsyncClose.close must be a plain def, got an async def"):
         adapt(AsyncClose())
+
+
+def test_containers_are_copied_and_what_they_hold_is_not() -> None:
+    held = object()
+    given: dict[str, Any] = {"a": [held, {1}], "b": (held,), "c": {2}}
+    copied = own_containers(given)
+    assert copied == given
+    assert copied["a"][0] is copied["b"][0] is held
+    copied["a"][1].add(3)
+    copied["c"].add(3)
+    copied["a"].append(4)
+    assert given == {"a": [held, {1}], "b": (held,), "c": {2}}
 
 
 def test_an_environment_is_wrapped_once() -> None:

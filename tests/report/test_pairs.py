@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from covey_report.compare import comparison, difference, groups_of
+from covey_report.compare import comparison, difference, groups_of, measures_of
 from covey_report.logs.read import RunFiles
 from covey_report.page.content import pairs_of
 from covey_report.page.curves import prompts_of
@@ -70,6 +70,12 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
     assert gain["lines"][1].startswith("accuracy +20.0 points [11.")
     assert gain["lines"][1].endswith("], 40.0 → 60.0 %")
     assert gain["lines"][-1].endswith("], 0.400 → 0.600")
+
+
+def test_only_passes_of_as_many_samples_as_every_run_has_are_compared() -> None:
+    rows = [{"num_scored": [samples] * 2, "right": "+-"} for samples in (4, 2)]
+    assert measures_of(*rows) == ["accuracy", "pass@1", "pass@2", "reward_mean"]
+    assert measures_of({"num_scored": [4], "right": "-"}) == ["reward_mean"]
 
 
 def test_runs_that_answer_every_prompt_alike_are_said_to_be_the_same() -> None:

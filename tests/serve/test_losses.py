@@ -74,7 +74,7 @@ def inputs_of(policy: Policy, name: str) -> list[dict[str, list[float]]]:
             "weights": chance.normal(size=len(now)),
             "logprobs": now + 0.1 * chance.normal(size=len(now)),
             "advantages": chance.normal(size=len(now)),
-            "sequence_ratio_mask": np.arange(len(now)) >= 2,
+            "sequence_ratio_mask": 0.5 * (np.arange(len(now)) >= 2),
         }
         reads = {"cross_entropy": ["weights"], "gspo": ["logprobs", "advantages", "sequence_ratio_mask"]}
         names = reads.get(name, ["logprobs", "advantages"])

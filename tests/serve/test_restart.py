@@ -196,7 +196,9 @@ def test_more_models_than_fit_take_turns_in_memory(tmp_path: Path) -> None:
                     metrics, _ = await client.train(model, TEXTS)
                     await client.step(model)
                     found.append(metrics["loss:sum"])
-            assert len(client.service.compute.loaded_models()) <= loaded
+            client.seq = 4
+            await client.train(models[1], TEXTS)
+            assert [*client.service.compute.loaded_models()] == [models[0], models[2], models[1]][-loaded:]
             return found
 
     assert asyncio.run(run(1)) == asyncio.run(run(3))

@@ -82,7 +82,7 @@ def test_a_repeated_request_trains_once(tmp_path: Path) -> None:
 
 
 def test_gradients_add_up_until_a_step_and_are_cleared_by_it(tmp_path: Path) -> None:
-    async def run() -> list[float]:
+    async def run() -> list[dict[str, float]]:
         async with serving(tmp_path) as client:
             await client.begin()
             one, two = await client.make(0, seed=3), await client.make(1, seed=3)
@@ -94,11 +94,12 @@ def test_gradients_add_up_until_a_step_and_are_cleared_by_it(tmp_path: Path) -> 
             client.seq = 0
             await client.train(two, TEXTS)
             once = await client.step(two)
-            return [each["metrics"]["grad_norm"] for each in (twice, once, after)]
+            return [each["metrics"] for each in (twice, once, after)]
 
     twice, once, after = asyncio.run(run())
-    assert twice == pytest.approx(2 * once, rel=1e-5)
-    assert after == 0.0
+    assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=1e-5)
+    assert (after["grad_norm"], after["skipped"]) == (0.0, 1.0)
+    assert [each["step"] for each in (twice, once, after)] == [1.0, 1.0, 1.0]
 
 
 BAD = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.system.disk import WriteError, atomic_file, atomic_folder, read_regular
-from covey.system.jsonl import read_rows, write_json
+from covey.system.disk import WriteError, atomic_file, atomic_folder, put_back, read_regular
+from covey.system.jsonl import plain_data, read_rows, write_json
 
 
 def names(folder: Path) -> list[str]:
@@ -74,6 +74,19 @@ def test_numbers_that_json_cannot_hold_are_written_as_text(tmp_path: Path) -> No
     assert (tmp_path / "file.json").read_text() == (
         '{\n  "a": "nan",\n  "b": [\n    "-inf",\n    1.5\n  ],\n  "c": "x"\n}\n'
     )
+    assert plain_data((float("-inf"), True, 1.5)) == ["-inf", True, 1.5]
+
+
+@pytest.mark.parametrize(("is_there", "content"), [(False, "old"), (True, "new")])
+def test_a_folder_that_was_killed_in_its_replacement_comes_back(tmp_path: Path, is_there: bool, content: str) -> None:
+    before = tmp_path / "saved.tmp-abc" / "before"
+    before.mkdir(parents=True)
+    (before / "file").write_text("old")
+    if is_there:
+        (tmp_path / "saved").mkdir()
+        (tmp_path / "saved" / "file").write_text("new")
+    put_back(tmp_path)
+    assert (tmp_path / "saved" / "file").read_text() == content
 
 
 def test_foreign_files_are_read_only_if_regular_and_within_the_limit(tmp_path: Path) -> None:

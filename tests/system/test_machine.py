@@ -1,5 +1,6 @@
 """What is asked of the machine."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,12 @@ def test_openmp_threads_spin_only_shortly_unless_the_user_has_said_otherwise() -
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is the C library of Linux")
 def test_glibc_keeps_freed_memory() -> None:
     assert machine.keep_memory()
+
+
+def test_garbage_is_collected_again_after_heavy_imports() -> None:
+    with machine.heavy_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_gpu_memory_uses_expandable_segments_unless_the_user_configures_it(

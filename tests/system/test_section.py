@@ -44,6 +44,13 @@ def typed_fields() -> Iterator[tuple[Any, str]]:
         yield from ((section, field.name) for field in fields(section) if hints[field.name] is not Any)
 
 
+def test_no_two_sections_share_a_default_that_can_change() -> None:
+    kept = [(vars(made(one)), vars(made(one))) for one in SECTIONS]
+    lists = [(own, other[name]) for mine, other in kept for name, own in mine.items() if isinstance(own, list | dict)]
+    assert len(lists) > 10
+    assert [own for own, other in lists if own is other] == []
+
+
 def test_every_dataclass_of_settings_is_a_section() -> None:
     assert len(SECTIONS) > 25
     assert [section for section in SECTIONS if not issubclass(section, Section)] == []

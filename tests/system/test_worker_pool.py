@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ MODULE = """
     def double(n): time.sleep(0.6); return 2 * n
     def pid(): return os.getpid()
     def leak(held=[]): held.append(bytearray(1_000_000)); threading.Thread(target=sleep).start(); return len(held)
+    def hoard(held=[]): held.append(b"x" * 60_000_000); return len(held)
     def shout(): print("x" * 100_000); return 1
     def tell(text): print("said:", text); print("and", file=sys.stderr); os.write(1, b"more"); return 1
     def tell_and_hang(): print("last words"); time.sleep(60)
@@ -76,7 +78,7 @@ MODULE = """
 """
 NAMES = (
     *("add", "sleep", "spin", "hold_gil", "deadlock", "leave", "segfault", "quit", "fail", "forge", "pid", "leak"),
-    *("shout", "tell", "tell_and_hang", "child", "large", "daemon", "babble", "later", "fork", "double"),
+    *("shout", "tell", "tell_and_hang", "child", "large", "daemon", "babble", "later", "fork", "double", "hoard"),
 )
 
 
@@ -205,6 +207,11 @@ def test_workers_are_recycled_so_that_leaks_are_bounded(functions: dict) -> None
     assert held == [1, 2, 3, 1, 2, 3, 1]
 
 
+def test_a_worker_whose_memory_grows_is_replaced(functions: dict) -> None:
+    with closing(WorkerPool(list(functions.values()), WorkerSettings(num_workers=1, max_bytes=100_000_000))) as pool:
+        assert [asyncio.run(call(pool, "hoard")) for _ in range(4)] == [1, 2, 1, 2]
+
+
 def test_what_a_function_loads_at_the_start_does_not_wear_its_worker_out(functions: dict) -> None:
     """Otherwise a reward model larger than the limit would be loaded again for every call."""
     import worker_tasks
@@ -256,6 +263,13 @@ def test_arguments_that_cannot_be_sent_are_a_failure(pool: WorkerPool) -> None:
     failure = asyncio.run(call(pool, "add", a=lambda: 1, b=2))
     assert isinstance(failure, Failure)
     assert failure.reason.startswith("arguments cannot be sent to a worker process")
+
+
+def test_a_call_that_the_pool_fails_at_itself_raises(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asyncio.run(call(pool, "add", a=2, b=3)) == 5
+    monkeypatch.setattr("covey.system.workers.pool._Process.exchange", lambda self, message, timeout: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(asyncio.wait_for(call(pool, "add", a=2, b=3), 20))
 
 
 def test_functions_that_cannot_be_sent_are_refused_at_once() -> None:

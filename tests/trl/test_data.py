@@ -11,6 +11,7 @@ import pytest
 
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey_trl.data import splits_of
+from covey_trl.rewards import reward_list
 
 from ..support.builders import saved_model
 
@@ -58,8 +59,10 @@ def test_a_stream_gives_as_many_rows_as_are_trained_on(tmp_path: Path) -> None:
     assert [row["prompt"] for row in splits["train"]] == [f"{number}?" for number in range(1, 7)]
     splits, _ = splits_of(streamed(tmp_path, 5), streamed(tmp_path, 5), config(tmp_path, max_steps=3))
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 5, "test": 5}
-    with pytest.raises(ValueError, match="train_dataset is a stream, so max_steps must say how long to train, got -1"):
-        splits_of(streamed(tmp_path, 5), None, config(tmp_path))
+    for steps in (-1, 0):
+        said = f"train_dataset is a stream, so max_steps must say how long to train, got {steps}"
+        with pytest.raises(ValueError, match=said):
+            splits_of(streamed(tmp_path, 5), None, config(tmp_path, max_steps=steps))
     for wrong in ("rows", 3, {"a": []}):
         with pytest.raises(ValueError, match="train_dataset must be"):
             splits_of(wrong, None, config(tmp_path, max_steps=1))
@@ -139,3 +142,10 @@ def test_nan_means_that_a_function_does_not_apply_as_in_trl(tmp_path: Path) -> N
     assert step["dropped/unscored_rollouts"] == 0
     assert step["reward/half"] == 0.5
     assert step["sampled_reward_mean"] == pytest.approx(step["reward/length"] + 0.25)
+
+
+@pytest.mark.parametrize(("tokenizers", "said"), [([None], "has 1 entries for 2"), ([None] * 3, "has 3 entries for 2")])
+def test_each_reward_has_a_tokenizer_of_its_own_or_none(tokenizers: list[Any], said: str) -> None:
+    assert reward_list([len, "accuracy"], [None, None]) == [len, "accuracy"]
+    with pytest.raises(ValueError, match=f"reward_processing_classes {said} reward_funcs"):
+        reward_list([len, "accuracy"], tokenizers)

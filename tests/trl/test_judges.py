@@ -81,9 +81,9 @@ def test_what_could_not_be_judged_is_none_and_said(caplog: pytest.LogCaptureFixt
     broken = Scripted({"train": ["?"], "test": []}, lambda prompt, text: Failure("judge away") if text == "b" else 1.0)
     logged: dict[str, float] = {}
     with caplog.at_level(logging.WARNING):
-        assert as_trl(for_trl(broken), trl_rows(broken) * 2, "ab", log_metric=logged.__setitem__) == [1.0, None]
-    assert caplog.messages == ["scripted could not judge a completion: judge away"]
-    assert logged == {"scripted/unscored": 1.0}
+        assert as_trl(for_trl(broken), trl_rows(broken) * 3, "abb", log_metric=logged.__setitem__) == [1.0, None, None]
+    assert caplog.messages == ["scripted could not judge a completion: judge away"] * 2
+    assert logged == {"scripted/unscored": 2.0}
 
 
 def test_what_could_not_be_judged_is_an_error_in_verl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def _unreachable(scheme: str, host: str, port: int | None) -> str:
 
     def connect() -> None:
         try:
-            socket.create_connection((host, port or (80 if scheme == "http" else 443)), CONNECT_SECONDS).close()
+            socket.create_connection((host, port or (443 if scheme == "https" else 80)), CONNECT_SECONDS).close()
             outcome[0] = ""
         except OSError as error:
             outcome[0] = error.strerror or str(error) or outcome[0]

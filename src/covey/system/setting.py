@@ -1,7 +1,6 @@
 """Fields of settings with their bounds and conditions. Imports nothing of covey."""
 
 import ast
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
@@ -104,7 +103,7 @@ def setting(
     needs: Requires | tuple[Requires, ...] = (),
     table: str = "",
 ) -> Any:
-    """Return a dataclass field with bounds; mutable defaults are copied.
+    """Return a dataclass field with bounds; a section copies mutable defaults.
 
     A default that is a function is called for each object.
     """
@@ -113,7 +112,7 @@ def setting(
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+        return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

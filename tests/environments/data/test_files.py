@@ -195,6 +195,13 @@ def test_cells_of_a_table_are_text_and_empty_ones_are_missing(tmp_path: Path) ->
     assert found["test"] == [{"prompt": "long " * 50_000, "answer": None}]
 
 
+def test_the_quotes_of_many_rows_are_not_one_long_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_ROW_BYTES", 40)
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,answer\n" + "".join(f'"a, {number}",c\n' for number in range(100)))
+    assert sum(map(len, load_rows(str(path)).splits.values())) == 100
+
+
 def test_a_table_without_a_usable_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b"prompt,\xe4\na,1\n")

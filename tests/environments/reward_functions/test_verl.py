@@ -90,7 +90,7 @@ def test_verls_function_is_a_reward_as_it_stands(function: Any, in_process: bool
 
 def test_verls_extra_arguments_are_the_entrys_and_extra_results_are_logged() -> None:
     entry = {"function": f"{__name__}:theirs", "args": {"scale": 0.5}}
-    assert values(entry, "9") == [[0.5]]
+    assert values(entry, "9", row=ROW | {"scale": 8.0}) == [[0.5]]
     made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([mapping]), RewardSettings(in_process=True))
     (found,) = run(made.score(made.prompts("train")[0], ["9"]))
     assert found == Reward(1.0, {"mapping": 1.0}, {"acc": 0.5})

@@ -18,7 +18,7 @@ from covey.policy.models.loading import load_policy
 from covey.policy.models.text import TEXT
 from covey_report.export import command
 from covey_report.export.from_gguf import read_gguf
-from covey_report.export.to_gguf import QWEN2, write_gguf
+from covey_report.export.to_gguf import QWEN2, _token_type, write_gguf
 
 from ...support.models.saved_models import gpt2, llama2, llama3, qwen, wordpiece
 
@@ -106,6 +106,23 @@ def test_a_gguf_file_holds_the_whole_tokenizer(make: Callable[[], PreTrainedToke
     if make is qwen:
         kinds = dict(zip(said["tokenizer.ggml.tokens"], said["tokenizer.ggml.token_type"], strict=True))
         assert [kinds[token] for token in ("a", "<|im_end|>", "<think>")] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "added", "is_unknown", "kind"),
+    [
+        (None, None, False, 5),
+        ("a", None, False, 1),
+        ("<0x0A>", None, False, 6),
+        ("<unk>", {"special": True}, True, 2),
+        ("</s>", {"special": True}, False, 3),
+        ("  ", {"special": False}, False, 4),
+    ],
+)
+def test_each_kind_of_token_has_its_number(
+    text: str | None, added: dict[str, bool] | None, is_unknown: bool, kind: int
+) -> None:
+    assert _token_type(text, added, is_unknown) == kind
 
 
 def test_a_second_stop_token_ends_turns_in_a_gguf_file(tmp_path: Path) -> None:

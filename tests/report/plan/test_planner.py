@@ -451,6 +451,8 @@ def test_the_plan_closes_with_the_lengths_that_it_took(
     assert usual in capsys.readouterr().out
     assert main([*words, "--prompt-tokens", "60", "--answer-tokens", "29"]) == 0
     assert "shares; prompts of 60 tokens, answers of 29 tokens\n" in capsys.readouterr().out
+    assert main([*words, "sampling.max_tokens=300", "--prompt-tokens", "60", "--answer-tokens", "900"]) == 0
+    assert "shares; prompts of 60 tokens, answers of 300 tokens\n" in capsys.readouterr().out
 
 
 def rows_of_two_lengths(folder: Path) -> str:

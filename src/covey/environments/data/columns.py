@@ -49,8 +49,8 @@ def from_text(value: Any) -> Any:
 
     JSON, or Python as tables of CSV have it; an array becomes a list.
 
-    >>> from_text("[{}]"), from_text("[{'a': None}]"), from_text("a list")
-    ([{}], [{'a': None}], 'a list')
+    >>> from_text("[{}]"), from_text("[{'a': None}]"), from_text("{1, 2}")
+    ([{}], [{'a': None}], '{1, 2}')
     """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return as_lists(value)

@@ -326,7 +326,7 @@ class RewardFunctions(Environment):
 
     def _stop_where_nothing_applies(self, num_scores: int, num_applied: int) -> None:
         """Raise RewardFailureRate where nothing applied to 1000 completions."""
-        self._num_without += 0 if num_applied or self._has_applied else num_scores
+        self._num_without += num_scores
         self._has_applied |= num_applied > 0
         if self._has_applied:
             return
