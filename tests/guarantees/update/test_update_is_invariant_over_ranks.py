@@ -19,24 +19,12 @@ from .updates import WHOLE, Update, distance, one_update
 
 ROOT = Path(__file__).resolve().parents[3]
 LONGEST = 280
-"""Seconds for all updates of one number of ranks, on a loaded machine."""
+"""Seconds for updates of two ranks, on a loaded machine; a third of those for all updates."""
 NAMES = sorted(cases())
-SOME = [
-    "loss=clip",
-    "loss=clip_cov",
-    "aggregation=seq_mean",
-    "kl_full",
-    "kl_full_lora",
-    "m2po",
-    "random_1",
-    "episodes",
-    "qwen3",
-    "llama_lora",
-    "bert",
-]
-"""For four processes on a machine of two cores; `make test-slow` tries all."""
 OF_TWO = ["loss=clip", "aggregation=seq_mean", "kl_full_lora", "m2po", "episodes", "bert"]
-"""For each change: a loss, an average, adapters beside a reference, a rule over the batch, a tree, a masked policy."""
+"""For each change: a loss, an average, adapters beside a reference, a rule over the batch, a tree, a masked policy.
+
+`make test-slow` tries all, on four processes too, some of which have no loss token."""
 
 Updates = dict[tuple[str, str], tuple[torch.Tensor, dict[str, float]]]
 
@@ -63,7 +51,7 @@ def computed_by(num_ranks: int, names: list[str], folder: Path) -> Updates:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=LONGEST,
+        timeout=3 * LONGEST,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,11 +64,6 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> Updates:
     """Of forks of this process, which import nothing anew; those of torchrun are slow."""
     first, _ = on_two_ranks(lambda: updates_of(OF_TWO), tmp_path_factory.mktemp("two"), LONGEST)
     return dict(first)
-
-
-@pytest.fixture(scope="module")
-def of_four(tmp_path_factory: pytest.TempPathFactory) -> Updates:
-    return computed_by(4, SOME, tmp_path_factory.mktemp("four"))
 
 
 @pytest.mark.long
@@ -104,12 +87,7 @@ def test_two_forks_of_one_process_make_its_update_under_rules_over_the_whole_bat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOME)
-def test_four_processes_make_the_update_of_one_also_where_some_have_no_loss_token(of_four: Updates, name: str) -> None:
-    assert_same_update(of_four, name)
-
-
-@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_several_processes_make_every_update_of_one(tmp_path: Path, num_ranks: int) -> None:
     updates = computed_by(num_ranks, NAMES, tmp_path)
