@@ -45,6 +45,11 @@ def without_arguments() -> None:
             "unknown setting beta, did you mean algorithm.kl_coef?; mini_batch_size=4 is mini_batch_rollouts=4 here; "
             "unknown setting learning_rate, did you mean optimizer.lr?",
         ),
+        (
+            {"train.sync_iter": False, "train__kl_to_ref_coeff": 0.1, "env.dataset": "ifeval"},
+            "train.sync_iter=False is source=ray max_staleness=1 here; train.kl_to_ref_coeff=0.1 is "
+            "algorithm.kl_coef=0.1 here; env.dataset=ifeval is recipe=torchrl_ifeval here",
+        ),
         ({"dataset": ROWS}, "unknown setting dataset; did you mean data?"),
         ({"recipe": 3}, "recipe must be a name, got 3"),
         ({"resume": True}, "resume must be a path, got True"),

@@ -61,6 +61,10 @@ def composed(*words: str) -> tuple[Config, list[str]]:
         (["recipe=arithmetic", "evaluation.num_samples=1"], {"evaluation.k": [1]}),
         (["recipe=arithmetic", "evaluation.k=[2,16]"], {"evaluation.num_samples": 16}),
         (["sampling.max_tokens=20000"], {"micro_batch_tokens": 20000}),
+        (["recipe=torchrl_ifeval", "mini_batch_rollouts=32"], {"mini_batch_groups": None}),
+        (["recipe=tldr_reference_ratio", "groups_per_step=2"], {"mini_batch_groups": 2}),
+        (["recipe=tldr_reference_ratio", "group_size=6"], {}),
+        (["recipe=tldr_reference_ratio", "group_size=8", "group_size_schedule=[{step:100,group_size:4}]"], {}),
     ],
     ids=" ".join,
 )

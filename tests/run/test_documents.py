@@ -44,7 +44,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "model.name": "Qwen/Qwen2.5-3B-Instruct", "model.load_in_4bit": True, "model.lora_rank": 16,
         "model.lora_alpha": 32.0, "model.lora_dropout": 0.05, "model.lora_targets": ["q_proj", "v_proj"],
         "group_size": 4, "groups_per_step": 32, "optimizer.lr": 5e-6, "algorithm.kl_coef": 0.05,
-        "algorithm.target_kl": 0.1, "data.path": "trl-lib/tldr", "data.max_rows": 50000,
+        "algorithm.target_kl": 0.1, "mini_batch_groups": 4, "data.path": "trl-lib/tldr", "data.max_rows": 50000,
     },
 }  # fmt: skip
 """What each document gives."""

@@ -62,8 +62,8 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
 def _refuse_foreign(flat: Sequence[tuple[str, Any]]) -> None:
     """Refuse words of other systems, with covey's for all of them."""
     ending = {found.name.rpartition(".")[2] for found in walk(Config()) if not found.name.startswith(SECONDARY)}
-    known = {*setting_names(), *group_choices(), *vars(Config()), *ending, *RUN_FOLDER}
-    unknown = [name for name, _ in flat if name not in known and "." not in name]
+    known = {*setting_names(), *group_choices(), *ending, *RUN_FOLDER}
+    unknown = [name for name, _ in flat if name not in known and name.partition(".")[0] not in vars(Config())]
     refuse_foreign(unknown, {name: str(value) for name, value in flat}, setting_names())
 
 

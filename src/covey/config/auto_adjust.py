@@ -143,6 +143,13 @@ def _fit_numbers(change: _Change) -> None:
     is_longer = config.micro_batch_tokens < most and change.is_typed("sampling.max_tokens")
     if is_longer and not change.is_typed("micro_batch_tokens"):
         change.override("micro_batch_tokens", most, f"a completion has up to sampling.max_tokens={most}")
+    if (mini := config.mini_batch_groups) and not change.is_typed("mini_batch_groups"):
+        if change.is_typed("mini_batch_rollouts") and config.mini_batch_rollouts:
+            change.override("mini_batch_groups", None, f"the run has mini_batch_rollouts={config.mini_batch_rollouts}")
+        elif mini > config.groups_per_step > 0:
+            change.override(
+                "mini_batch_groups", config.groups_per_step, f"the run has groups_per_step={config.groups_per_step}"
+            )
     samples, wanted = config.evaluation.num_samples, config.evaluation.k
     if wanted and max(wanted) > samples:
         if change.is_typed("evaluation.num_samples") and not change.is_typed("evaluation.k"):
