@@ -1,17 +1,4 @@
-"""Generated programming problems: statement, right program, and inputs to try.
-
-| family      | difficulty | what the function does                                                        |
-|-------------|------------|-------------------------------------------------------------------------------|
-| line        | 1          | one operation with a constant                                                 |
-| steps       | 2          | two operations, one after the other                                           |
-| fizzbuzz    | 3, 4       | words for multiples of two numbers, of three                                  |
-| counting    | 4          | counts the members of a list that meet a condition                            |
-| letters     | 5          | shifts letters round the alphabet, with one kind of letter left alone         |
-| digits      | 6          | repeats a sum over the digits in some base until one digit is left            |
-| parentheses | 7, 8       | whether brackets of several kinds match; how deep they are nested             |
-| intervals   | 8          | joins intervals that are near each other                                      |
-| postfix     | 9          | evaluates an expression in postfix notation, its operators under other names  |
-| edits       | 10         | the cheapest way to turn one text into another, with a price for each edit    |
+"""Generated programming problems: statement, right program, and inputs to try (docs/tasks/code.md lists them).
 
 Statements and programs are templates of `families.yaml`, whose parameters are drawn here. The programs are trusted:
 they say what each test expects.

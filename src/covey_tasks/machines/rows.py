@@ -1,14 +1,4 @@
-"""Read a user's tasks and designs of machines from rows.
-
-| column       | what it is                                                                                       |
-|--------------|--------------------------------------------------------------------------------------------------|
-| `prompt`     | the task in words; designs may lack it, and answer what their stage asks                         |
-| `stage`      | what is simulated and scored, one of `STAGES`; where missing, that of the settings               |
-| `budget`     | most blocks; where missing, as many as the stage allows                                          |
-| `given`      | blocks that the machine begins with, for the stage `arm`                                         |
-| `machine`    | of a design: its blocks, in the keys of the paper or of the repository, as JSON or as its text   |
-| `completion` | of a design, in place of `machine`: the whole answer that the policy is to write                 |
-"""
+"""Read a user's tasks and designs of machines from rows (columns: docs/tasks/machines.md)."""
 
 import json
 from collections.abc import Mapping
