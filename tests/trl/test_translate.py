@@ -556,6 +556,8 @@ def test_words_of_a_document_are_answered_in_a_section_of_its_own(tmp_path: Path
     wanted += " algorithm.selection_options={k:1} algorithm.advantage_clip=0.2 optimizer.lr=5e-06 num_steps=400"
     wanted += " optimizer.weight_decay=0.01 optimizer.max_grad_norm=0.5"
     assert sorted(translate(read_file(tmp_path / "config.yaml")).words.values()) == sorted(wanted.split())
+    by_place = translate(["python", "rl/grpo.py", str(tmp_path / "config.yaml")])  # TRL's script is called so as well
+    assert sorted(by_place.words.values()) == sorted(wanted.split())
 
 
 def test_a_batch_size_counts_completions_where_it_has_mini_batches_of_them() -> None:

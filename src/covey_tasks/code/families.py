@@ -1,4 +1,4 @@
-"""Generated programming problems: statement, right program, and inputs to try (docs/tasks/code.md lists them).
+"""Generated programming problems: statement, program and inputs (listed in docs/tasks/code.md).
 
 Statements and programs are templates of `families.yaml`, whose parameters are drawn here. The programs are trusted:
 they say what each test expects.

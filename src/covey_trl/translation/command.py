@@ -131,7 +131,7 @@ def translate(tokens: Sequence[str]) -> TranslatedCommand:
     of_trl = [name for name in given if (name in MAPPED or name in REFUSED) and name not in trl.settings]
     documents = system("words").maps["documents"]
     of_document = [foreign.full_name(name) for name in given if foreign.full_name(name) in documents]
-    is_trl = any(trl.programs.fullmatch(word) for word in tokens) or (len(of_trl) >= SEVERAL and not of_document)
+    is_trl = not of_document and (any(map(trl.programs.fullmatch, tokens)) or len(of_trl) >= SEVERAL)
     if is_trl:
         meant = {name: field for name, field in trl.maps["fields"].items() if name in given and field not in given}
         given |= {field: given.pop(name) for name, field in meant.items()}

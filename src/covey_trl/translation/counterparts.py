@@ -39,17 +39,17 @@ class Row:
     words: str = ""
     """Covey's words, {} or <v|MAP> standing for the value."""
     values: Mapping[str, str | None] | None = None
-    """Words of each value, in small letters with "_"; None and another value have the note alone."""
+    """Words of each value, in small letters with "_"; None, and another value where `words` has none, have the note
+    alone."""
     by: str = ""
     """A key of CONVERT, which converts the value to covey's unit."""
     note: str = ""
     """Given with every answer; of values, where a value has no words."""
 
     def answer(self, value: str, maps: Mapping[str, Given]) -> Translation:
-        if self.values is not None:
-            words = self.values.get(plain(value))
-            if words is not None:
-                return Translation(tuple(words.split()), "" if words else self.note)
+        if self.values is not None and (words := self.values.get(plain(value))) is not None:
+            return Translation(tuple(words.split()), "" if words else self.note)
+        if self.values is not None and not self.words:
             known = ", ".join(self.values)
             return Translation((), self.note or f"no counterpart for {value}; there is one for {known}")
         if not self.words:
