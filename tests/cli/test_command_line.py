@@ -101,7 +101,7 @@ SLIPS: list[tuple[list[str], str]] = [
     (["group_size_schedule=[4]"], "group_size_schedule[0] must be a mapping, got 4"),
     (["evaluation.k=[0]"], "evaluation.k must be >= 1 each, got [0]"),
     (["orchestrator.rollouts_per_example=8"], "orchestrator.rollouts_per_example=8 is group_size=8 here"),
-    (["optimiser.lr=1"], "unknown setting optimiser.lr; did you mean optimizer.lr or cold_start.lr?"),
+    (["optimiser.lr=1"], "optimiser.lr=1 is optimizer.lr=1 here"),
     (["--actor_learning_rate", "1e-6"],
      'no flag "--actor_learning_rate"; actor_learning_rate=1e-6 is optimizer.lr=1e-6 here; see `covey train --help`'),
     (["algorithm.eps_low=0.1"], "unknown setting algorithm.eps_low; did you mean algorithm.loss or "

@@ -6,13 +6,13 @@ A step's reward belongs to its turn; that of the last step is the verdict on the
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Split, are_words, conversation
 from covey.environments.data.rows import make_prompts
 from covey.environments.episode import Answer, Observation
+from covey.system.waits.signals import outside_of_loops
 from covey.types import Message, Prompt
 from covey_graders.tags import without_thoughts
 from covey_integrations.openenv.wire import ActionRefused, Session, action_schema
@@ -154,9 +154,7 @@ def actions_of(settings: OpenEnvConfig) -> Actions:
             await session.close()
 
     try:
-        # In a thread: whoever builds an environment may run an event loop
-        with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(asyncio.run, listed()).result()
+        found = outside_of_loops(lambda: asyncio.run(listed()))
     except (ToolServerLost, ActionRefused) as error:
         raise ValueError(f"environment.url={settings.url} does not list its tools: {error}") from error
     if not found:

@@ -1,12 +1,13 @@
 """`covey machines`: show or simulate a machine, or list a run's best."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.run.folder import ROLLOUTS
+from covey.system.jsonl import read_rows
 from covey.system.lookup import one_of
 from covey_graders.tags import without_thoughts
 from covey_report.runs.folders import read_flags
@@ -173,7 +174,6 @@ FLAGS_OF = {"show": {"--out"}, "simulate": {"--out", "--task", "--film"}, "galle
 FLAGS = ("--out", "--task", "--film", "--best")
 
 
-ROLLOUTS = "rollouts.jsonl"
 ANY_BLOCK = Rules(frozenset(BLOCKS))
 
 
@@ -195,7 +195,7 @@ def best_of_run(folder: Path, count: int) -> list[ScoredMachine]:
         raise ValueError(f"no {ROLLOUTS} in {folder}; covey train writes one")
     # Keep the first row of each machine: scores of equal machines are equal
     found: dict[Tree, ScoredMachine] = {}
-    for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+    for row in read_rows(file):
         tree = tree_of_row(row)
         if isinstance(tree, Invalid) or not row["parts"].get("score"):
             continue
