@@ -51,7 +51,6 @@ class Environments:
     def __init__(self, name: str, options: dict[str, Any], counts: dict[str, int]) -> None:
         import verifiers as vf
 
-        self._vf: Any = vf
         self._env: Any = vf.load_environment(name, **options)
         if getattr(self._env, "requires_group_rollouts", False):
             raise ValueError(f"{name} rewards the attempts of a group by comparing them, which covey does not hand it")

@@ -63,18 +63,13 @@ class GSM8K(VerifiedAnswers):
     >>> GSM8K({"train": [{"question": "What is 6 * 7?", "answer": "6 * 7 = 42\\n#### 42"}], "test": [...]})
     """
 
-    def __init__(
-        self,
-        rows: Mapping[Split, Sequence[Row | Prompt]],
-        settings: Gsm8kConfig | None = None,
-        verifier: MathVerifier | None = None,
-    ) -> None:
+    def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: Gsm8kConfig | None = None) -> None:
         """Take rows. ValueError unless each answer ends in `#### N`."""
         self._settings = settings or Gsm8kConfig()
         check_bounds(self._settings)
         if self._settings.scheme == "trl":
             check_installed("trl")
-        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), verifier or MathVerifier())
+        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), MathVerifier())
 
     def write_solution(self, prompt: Prompt) -> str:
         return DEMONSTRATIONS[self._settings.scheme].format(**prompt.columns)

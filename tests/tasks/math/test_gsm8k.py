@@ -130,7 +130,8 @@ def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
 
 @pytest.mark.long
 def test_an_answer_that_hangs_algebra_is_wrong_and_counted() -> None:
-    environment = GSM8K(ROWS, Gsm8kConfig(scheme="trl"), verifier=MathVerifier(timeout=1.5))
+    environment = GSM8K(ROWS, Gsm8kConfig(scheme="trl"))
+    environment._verifier = MathVerifier(timeout=1.5)
     slow = "\\boxed{\\binom{999999999}{499999999}}"
     assert scores(environment, [slow]) == [Reward(0.0, {"correct": 0.0})]
     assert environment.metrics() == {"math_calls": 1.0, "math_timeouts": 1.0, "math_crashes": 0.0}
