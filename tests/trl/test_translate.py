@@ -334,6 +334,40 @@ def test_the_command_lines_of_the_torchrl_document_compose_as_they_are_translate
         assert "source: ray" in printed
 
 
+TORCHRL_FILE = """\
+defaults: [{mode: "${mode:async}"}, _self_]
+env: {dataset: DATA, num_envs: 32, repeats: 16}
+model: {name: Qwen/Qwen2.5-3B}
+train: {exp_name: grpo, mixed_precision: true, total_dialog_turns: 100_000, packing: false, dialog_turns_per_batch: 64,
+  gradient_accumulation_steps: 8, optim_batch_size: BATCH, kl_coef_in_loss: true, use_kl_to_ref: true,
+  kl_to_ref_coeff: 0.1, kl_to_inference_coeff: 1e-2, entropy_coeff: 1e-4, empty_replay_buffer: true}
+train_model: {num_devices: 1, attn_implementation: flash_attention_2, torch_dtype: bfloat16,
+  lora: {enabled: true, r: 8, alpha: 16, dropout: 0.1}, quantization: {enabled: false}}
+inference_model: {num_devices: 1, temperature: 1.0, top_p: 0.95, max_tokens: 1024}
+ref_model: {num_devices: 1, torch_dtype: bfloat16}
+optimizer: {name: AdamW, lr: 1e-5, clip_grad_norm: 10.0, weight_decay: 0.0}
+logging: {checkpoint_dir: checkpoints, checkpoint_frequency: 10}
+hydra: {run: {dir: "outputs/${now:%Y-%m-%d}"}}
+"""
+
+
+@pytest.mark.parametrize(("data", "batch", "mini"), [("gsm8k", 2, 1), ("ifeval", 16, None), ("gsm8k", 64, None)])
+def test_a_configuration_file_of_the_torchrl_document_composes_as_it_is_translated(
+    data: str, batch: int, mini: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"grpo_{data}.yaml"
+    path.write_text(TORCHRL_FILE.replace("DATA", data).replace("BATCH", str(batch)))
+    found = translate(read_file(path)).words
+    assert found["recipe"] == f"recipe=torchrl_{data}"
+    assert found["optimizer"] == "optimizer=adamw"
+    assert found["mini_batch_groups"] == f"mini_batch_groups={mini or 'null'}"
+    assert ("mini_batch_rollouts" in found) == (batch == 16)
+    assert main(["config", *found.values()]) == 0
+    printed = capsys.readouterr().out
+    assert "name: adamw" in printed
+    assert "kl_coef: 0.1" in printed
+
+
 def test_a_sweep_stays_a_sweep() -> None:
     typed = "grpo-sync.py mode=sync --multirun optimizer.lr=1e-4,1e-5 policy.kl_coef=0.01,0.1"
     found = translate(["python", *typed.split()])
