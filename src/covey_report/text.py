@@ -15,8 +15,8 @@ from covey_report.logs.read import RunFiles
 from covey_report.page.content import verdict
 from covey_report.page.curves import curves_of
 
-WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
-"""Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""
+WIDTH, USUAL_WIDTH, LEAST_WIDTH, TITLE, LEAST_TITLE = 40, 12, 6, 26, 18
+"""Characters of a curve, and those of its title that a narrow terminal and a very narrow one keep."""
 COLUMNS = 128
 """Columns where no terminal says how many it has."""
 STATES = ("running", "failed", "interrupted", "none")
@@ -43,8 +43,9 @@ def _drawn(curves: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
     longest = max((len(curve["title"]) for curve in curves), default=0)
     sentence = max((len(curve["reading"]) for curve in curves), default=0)
     # Titles give way to the curve, and the curve to the sentence
-    title = min(longest, max(TITLE, columns - sentence - WIDTH - 4))
-    width = min(WIDTH, max(LEAST_WIDTH, columns - title - sentence - 4))
+    room = columns - sentence - 4
+    title = min(longest, max(LEAST_TITLE, min(TITLE, room - USUAL_WIDTH), room - WIDTH))
+    width = min(WIDTH, max(LEAST_WIDTH, room - title))
     return [f"{_cut(c['title'], title):<{title}}  {_line(c, width):<{width}}  {c['reading']}" for c in curves]
 
 

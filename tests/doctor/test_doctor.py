@@ -315,6 +315,12 @@ def half(early: float, late: float) -> list[float]:
             {"group_size": 8},
             {"D23": (Level.SICK, 31, "50 % of the answers could not be judged")},
         ),
+        # No group is left of which a fraction could be told
+        (
+            {"dropped/unscored_rollouts": half(0.0, 28.0), "num_groups_sampled": half(4.0, 4.0)},
+            {"group_size": 8},
+            {"D23": (Level.SICK, 31, "87.5 % of the answers could not be judged")},
+        ),
         # Most of what is thrown away is too old
         (
             {"num_groups_sampled": half(8.0, 8.0), "num_groups": half(3.0, 3.0)}

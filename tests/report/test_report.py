@@ -381,6 +381,7 @@ def test_lines_of_text_fit_the_terminal_and_end_with_what_a_curve_did(finished: 
     drawn = [line for line in lines if line.startswith("  reward of training ")]
     assert len(drawn) == 1
     assert re.search(r"(rose|fell|stayed).* \S+$", drawn[0])
+    assert columns > 60 or len(drawn[0]) <= 60
 
 
 @pytest.mark.long

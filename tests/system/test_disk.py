@@ -1,11 +1,13 @@
 """Files and folders that are written aside and renamed are whole or not there."""
 
+import errno
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from covey.system import disk
 from covey.system.disk import WriteError, atomic_file, atomic_folder, put_back, read_regular
 from covey.system.jsonl import plain_data, read_rows, write_json
 
@@ -108,3 +110,15 @@ def test_a_row_has_a_step_that_is_a_whole_number(tmp_path: Path) -> None:
     assert list(read_rows(tmp_path / "rows.jsonl")) == []
     (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step": true}\n{"step": 2.0}\n{"loss": 1}\n[3]\n{"step": 4')
     assert list(read_rows(tmp_path / "rows.jsonl")) == [{"step": 1}]
+
+
+def test_the_room_on_a_full_disk_is_that_of_the_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_free", lambda path: f"{len(list(path.parent.glob('*.tmp-*/*/*')))} files")
+
+    def fill_the_disk() -> None:
+        with atomic_folder(tmp_path / "made") as aside:
+            (aside / "half").touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(WriteError, match="1 files are free"):
+        fill_the_disk()

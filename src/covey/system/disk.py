@@ -116,6 +116,7 @@ def atomic_folder(
     with (
         catch_write_errors(final),
         tempfile.TemporaryDirectory(prefix=f"{final.name}.tmp-", dir=final.parent, ignore_cleanup_errors=True) as made,
+        catch_write_errors(final),  # which tells the room there is before what was written goes
     ):
         aside = Path(made) / final.name
         aside.mkdir()

@@ -27,6 +27,8 @@ def no_signal(log: RunLog) -> Evidence | None:
     if len(trained) >= 2 and not any(trained):
         is_sure = len(trained) >= log.width or log.summary.get("status") == "completed"
         why = "" if log.values(reward_name(log)) else ": no answer was scored"
+        if any(log.values("dropped/unscored_rollouts")) and not any(log.values("num_groups")):
+            why = ": no group had two answers that could be judged (covey.log has the reasons)"
         seen = f"none of the {len(trained)} steps made an update, so nothing was learnt{why}"
         return Evidence(Level.SICK if is_sure and not is_solved else Level.WATCH, seen, log.steps[0])
     if is_solved:

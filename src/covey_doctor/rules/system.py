@@ -66,10 +66,11 @@ def verifier_fails(log: RunLog) -> Evidence | None:
     shares: list[tuple[int, float]] = []
     lost, size = dict(log.known("dropped/unscored_rollouts")), log.setting("group_size")
     sampled = dict(log.known("num_groups_sampled"))
-    for step, value in log.known("unscored_fraction"):
+    fractions = dict(log.known("unscored_fraction"))  # none where every group was dropped
+    for step in sorted({*fractions, *lost}):
         number = sampled.get(step, 0.0) * (size if isinstance(size, int) else 8)
         dropped = lost.get(step, 0.0) / number if number else 0.0
-        shares.append((step, max(value, min(1.0, dropped))))
+        shares.append((step, max(fractions.get(step, 0.0), min(1.0, dropped))))
     text = "{} of the answers could not be judged"
     return above(log.derived("unscored", shares), "unscored", 0.01, 0.05, text, strict=True)
 

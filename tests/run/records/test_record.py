@@ -16,10 +16,11 @@ from covey.algorithm.credit.groups import Credit
 from covey.algorithm.credit.scores import scores
 from covey.environments.base import Split
 from covey.loop import train
+from covey.rollouts.source import Dropped
 from covey.run import stages
 from covey.run.records import record
 from covey.run.records.record import RunRecorder
-from covey.run.records.step_metrics import count_tokens, rollout_metrics
+from covey.run.records.step_metrics import count_tokens, rollout_metrics, why_no_signal
 from covey.trainer.trainer import Trainer
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Turn
 from tests.support.scripted import Scripted
@@ -393,3 +394,10 @@ def test_rewards_that_grade_in_training_claim_no_accuracy(tmp_path: Path, monkey
     assert "accuracy" in first
     assert "accuracy" not in last
     assert "accuracy" not in summary_of(tmp_path)["gain"]
+
+
+def test_a_step_without_groups_says_why_answers_could_not_be_judged() -> None:
+    lost = Group(group().prompt, (), (Failure("not asked", is_fault=False), Failure("HTTP Error 500")))
+    dropped = [Dropped(lost, "unscored_groups")]
+    assert why_no_signal({"num_groups": 0.0}, credit_of([]), dropped) == "every group was dropped: HTTP Error 500"
+    assert why_no_signal({"num_groups": 0.0}, credit_of([]), []) == "every group was dropped"

@@ -17,6 +17,7 @@ from covey.run.records.terminal import (
     average_bins,
     details_of,
     evaluation_line,
+    fitting,
     make_progress,
     number_cells,
     sparkline,
@@ -270,6 +271,17 @@ def test_an_evaluation_whose_rewards_are_all_0_or_all_1_claims_no_accuracy() -> 
         assert evaluation_line(0, numbers) == f"step 0 evaluated: reward mean {value:.3f}"
     mixed = {"accuracy": 1.0, "reward_mean": 0.0, "pass_at_1": 0.0}
     assert evaluation_line(0, mixed) == "step 0 evaluated: accuracy 1.000  reward mean 0.000  pass@1 0.000"
+
+
+def test_numbers_that_do_not_fit_a_line_are_left_out_whole() -> None:
+    line = "reward 0.5  loss 0.125  tokens/s 1,024"
+    assert [fitting(line, width) for width in (99, 38, 37, 21, 5)] == [
+        line,
+        line,
+        "reward 0.5  loss 0.125",
+        "reward 0.5",
+        "reward 0.5",
+    ]
 
 
 def test_the_curve_in_a_notebook_has_a_point_a_pixel_however_long_the_run() -> None:

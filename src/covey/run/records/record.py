@@ -196,7 +196,8 @@ class RunRecorder:
         if self._config.output.show_rollouts:
             self.behind.settle()
         if row["num_rollouts_trained"] == 0:
-            self.say(f"step {step + 1}: no signal, {step_metrics.why_no_signal(row, stepped.credit)}; no update")
+            why = step_metrics.why_no_signal(row, stepped.credit, stepped.dropped)
+            self.say(f"step {step + 1}: no signal, {why}; no update")
         self._step_started = time.monotonic()
 
     def _write_step(self, step: int, stepped: StepResult, row: Row, schedule: Mapping[str, Any]) -> None:

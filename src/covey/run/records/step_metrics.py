@@ -258,10 +258,11 @@ def environment_metrics(run: Run) -> list[Mapping[str, float]]:
     return [metrics for of_rank in collectives.all_gather(run.source.environment_metrics()) for metrics in of_rank]
 
 
-def why_no_signal(row: Row, credit: Credit) -> str:
+def why_no_signal(row: Row, credit: Credit, dropped: Sequence[Dropped]) -> str:
     """Explain why nothing can be trained on."""
     if not row["num_groups"]:
-        return "every group was dropped"
+        failures = [failure.reason for one in dropped for failure in one.group.failures if failure.is_fault]
+        return ": ".join(["every group was dropped", *failures[-1:]])
     if any(collectives.all_gather(any(a != 0 for group in credit.group_advantages for a in group))):
         return "every completion that could teach something is masked or empty"
     return "the rewards of every group are equal"

@@ -223,7 +223,7 @@ class LiveProgress(Panel):
         if samplers := samplers_line(self._metrics):
             lines.append(Text(samplers, "cyan", no_wrap=True, overflow="ellipsis"))
         if self._console.size.height >= ROOMY and (details := details_of(self._metrics)):
-            lines.append(Text(details, "dim", no_wrap=True, overflow="ellipsis"))
+            lines.append(Text(fitting(details, self._console.width), "dim", no_wrap=True, overflow="ellipsis"))
         if self._evaluation:
             lines.append(Text(self._evaluation, "green"))
         if self._waiting:
@@ -250,11 +250,23 @@ class LiveProgress(Panel):
             if key == REWARD:
                 shown.append(" " + sparkline(average_bins(self._rewards, TREND_BLOCKS)), "cyan")
             shown.append("  ")
+        shown.right_crop(len(shown) - len(fitting(shown.plain.rstrip(), self._console.width)))
         return shown
 
     def _draw(self) -> None:
         with ignore_stdout_errors():
             self._live.update(self.render(), refresh=True)
+
+
+def fitting(line: str, width: int) -> str:
+    """Leave out the last numbers of a line that is too long.
+
+    >>> fitting("reward 0.5  loss 0.125  tokens/s 1,024", 30)
+    'reward 0.5  loss 0.125'
+    """
+    while len(line) > width and "  " in line:
+        line = line.rpartition("  ")[0].rstrip()
+    return line
 
 
 def average_bins(values: Sequence[float], count: int) -> list[float]:
