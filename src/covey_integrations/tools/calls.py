@@ -63,6 +63,8 @@ class Said:
             if isinstance(call, Call)
         ]
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if unread := sum(isinstance(call, BadCall) for call in self.calls):
+            message["unread_calls"] = unread
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         return message | ({"tool_calls": calls} if calls else {})

@@ -12,9 +12,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from covey.environments.base import SPLITS, Environment, Split, own_containers, text_of
+from covey.environments.data.rows import as_it_is
 from covey.environments.episode import Episode, Observation
 from covey.environments.reward_functions.build import RewardEntry, Rows, build_judged
 from covey.environments.reward_functions.call import problem_with
@@ -22,10 +24,13 @@ from covey.environments.reward_functions.environment import Conversation, DryRun
 from covey.environments.settings import BuildSettings
 from covey.system.lookup import resolve
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
+from covey_integrations.tools.calling import EpisodeOver
 from covey_integrations.tools.environment import WithTools
 from covey_integrations.tools.episode import Talk, ToolEpisode, ToolRules
 from covey_integrations.tools.mcp import McpServer
+from covey_integrations.tools.published import with_calls
 from covey_integrations.tools.settings import ToolsConfig
+from covey_integrations.tools.tool import Tool, named_once
 
 Factory = Callable[[], Any]
 COLUMN = "environment"
@@ -38,6 +43,8 @@ class RowTools(WithTools):
     """Rows, reward functions, tools, and an object for each attempt."""
 
     judged: RewardFunctions
+    brings_tools = False
+    """Whether each row has tools of its own, which none can run."""
 
     def __init__(
         self,
@@ -84,6 +91,14 @@ class RowTools(WithTools):
 
     def kind(self, prompt: Prompt) -> str:
         return str(prompt.columns[COLUMN]) if self._is_chosen else ""
+
+    def tools(self, prompt: Prompt, state: Any = None) -> tuple[Tool, ...]:
+        if not self.brings_tools:
+            return super().tools(prompt, state)
+        return named_once([Tool(schema["function"]["name"], schema, end_attempt) for schema in prompt.columns["tools"]])
+
+    def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        return prompt.columns["tools"] if self.brings_tools else super().tool_schemas(prompt)
 
     def state(self, prompt: Prompt, seed: int) -> Any:
         if not self._factories:
@@ -192,6 +207,11 @@ class RowTools(WithTools):
         return {**(self.judged.part_weights if self._has_rewards else {}), **dict.fromkeys(owners, 1.0)}
 
 
+def end_attempt(**arguments: Any) -> None:
+    """Stand for a tool that only its row knows."""
+    raise EpisodeOver("the tools of rows are not run")
+
+
 def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the row, with a placeholder prompt if it has none."""
     asked = [{"role": "user", "content": NO_PROMPT}]
@@ -231,9 +251,13 @@ def build_tools(
     else:
         functions = [tool for tool in given if not isinstance(tool, type)]
         toolset = next((tool for tool in given if isinstance(tool, type)), None)
-    judged = build_judged(settings, run, rewards, rows_in_memory)
+    brings = not functions and toolset is None and not settings.servers
+    opened = partial(with_calls, column=run.data.prompt_column) if brings else as_it_is
+    judged = build_judged(settings, run, rewards, rows_in_memory, opened)
     made = RowTools(judged, functions, toolset, has_rewards=bool(run.rewards))
-    made.rules = ToolRules(max_calls=settings.max_tool_calls, role=settings.tool_role)
+    made.brings_tools = brings
+    # The first turn that calls is judged, for nothing can run the tools of rows
+    made.rules = ToolRules(max_calls=0 if brings else settings.max_tool_calls, role=settings.tool_role)
     made.tool_timeout = settings.tool_timeout
     shared = settings.server_sessions == "shared"
     made.servers = [McpServer(server, is_shared=shared, seconds=settings.tool_timeout) for server in settings.servers]

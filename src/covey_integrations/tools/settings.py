@@ -12,6 +12,7 @@ from covey.system.setting import Requires, setting
 if TYPE_CHECKING:
     from covey.environments.base import Environment, EnvironmentLike
 
+NEEDS = "environment=tools needs environment.tools=[module:function], toolset or servers, or rows with a column tools"
 HAS_SERVERS = Requires("environment.servers set", ("environment.servers",), bool)
 
 
@@ -54,10 +55,8 @@ class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
     def check(self, run: BuildSettings) -> None:
         """Require tools, something that rewards, and names that can be imported."""
         super().check(run)
-        if not self.tools and self.toolset is None and not self.servers:
-            raise ValueError(
-                "environment=tools needs environment.tools=[module:function], toolset or servers, got none"
-            )
+        if not self.tools and self.toolset is None and not self.servers and run.data.path is None:
+            raise ValueError(f"{NEEDS}, got none")
         if not run.rewards and self.toolset is None:
             raise ValueError(
                 "environment=tools needs rewards=[module:function], or a toolset with get_reward, got none"

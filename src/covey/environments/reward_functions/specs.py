@@ -34,6 +34,7 @@ REWARDS = {
     "length_penalty": f"{_PACKAGE}.style:LengthPenalty",
     "soft_overlong": f"{_PACKAGE}.lengths:SoftOverlong",
     "repetition": f"{_PACKAGE}.lengths:Repetition",
+    "tool_calls": f"{_PACKAGE}.calls:tool_calls",
     "pairwise": f"{_PACKAGE}.pairwise:Pairwise",
     "reward_model": f"{_PACKAGE}.reward_model:RewardModel",
 }
