@@ -86,7 +86,10 @@ def _by_name(text: str) -> dict[str, Any]:
         lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip()]
         call = ast.parse(f"f({', '.join(lines)})", mode="eval").body
         keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []
-        return {str(one.arg): ast.literal_eval(_Named().visit(one.value)) for one in keywords}
+        found = {one.arg: ast.literal_eval(_Named().visit(one.value)) for one in keywords if one.arg is not None}
+        if not len(found) == len(keywords) > 0:
+            raise ValueError("a name twice, or none")
+        return found
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"the input of a case must be values by name, got {text!r:.80}") from None
 

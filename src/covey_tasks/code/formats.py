@@ -158,7 +158,10 @@ def _function(row: Row, tests: Any) -> str | None:
     named = next((name for name in map(name_in, [*cases, {"metadata": row.get("metadata")}]) if name), None)
     if named or _sources(tests):
         return named or row.get("fn_name")
-    begun = FIRST_LINE.findall(row.get("starter_code") or "")
+    given = [case.get("inputs", case.get("input")) for case in cases if isinstance(case, Mapping)]
+    given = given[0] if len(given) == 1 and isinstance(given[0], list) else given
+    is_read = all(isinstance(one, str) and not is_assigned(one) for one in given)  # by a script, else by a function
+    begun = FIRST_LINE.findall("" if is_read else row.get("starter_code") or "")
     named = _function_name(row) or next(reversed(begun), None)
     return named if isinstance(named, str) and named != SCRIPTS_NAME else None
 
