@@ -1,21 +1,7 @@
 """Extraction of the program that a completion submits.
 
-The rule, in this order:
-
-1. The text of a think block is no submission; neither is a think block that never ends.
-2. The last fenced block (``` or ~~~, in any language) that defines the entry point at its top level is the
-   program; where none does, the last block. Other blocks that hold imports, functions, classes and constants alone
-   belong to it where it uses a name of theirs that it does not define. A fence in a text between triple quotes ends
-   nothing; any other at the beginning of a line does, also with text behind it. A fence that is never closed ends at
-   the first marks that end a line of code, or with the text. Before the first marks there may be other text where a
-   language follows them, or an answer tag. Blocks may be quoted (`> `), and stand in a block of markdown. A text that
-   begins with the program has left out the first fence.
-3. Without a fence, the content of the last answer tag, or of [PYTHON], [BEGIN] or <code>, is the program; without one,
-   the whole text, less sentences before and behind it. A byte order mark is no part of it.
-4. If a problem gives the beginning of the program and the text found does not define the entry point, it is taken
-   as the rest of that program. If it does, the lines before the problem's function, such as imports, stay.
-
-So a corrected second version replaces the first, and an example of use after the solution does not.
+The rule, in its order, stands in docs/tasks/code.md ("Which text is the program"): a corrected second version
+replaces the first, and an example of use after the solution does not.
 """
 
 import re
