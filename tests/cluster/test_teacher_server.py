@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     tokens: Any = None
 
     def do_GET(self) -> None:
-        self.say({"data": [{"id": "teacher"}]})
+        self.say({"data": [{"id": "teacher"}]}, 200 if self.path == "/v1/models" else 404)
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

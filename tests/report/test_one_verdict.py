@@ -37,7 +37,7 @@ from covey_report.logs.read import read_run
 from covey_report.page.content import content, verdict
 from covey_report.runs.outcome import outcome_of
 from covey_report.runs.show import run_show
-from covey_report.runs.tables import print_summary
+from covey_report.runs.tables import _cell, print_summary
 from covey_report.text import as_lines
 
 from ..support.small import rows, scripted, small_config, use
@@ -276,3 +276,17 @@ def test_the_demonstration_ends_with_a_gain_and_a_healthy_run(
     monkeypatch.setenv("COLUMNS", "300")
     found = surfaces(tmp_path / "run", capsys)
     assert set(found.values()) == {(_line(ended), "gain shown")}
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "sign", "said"),
+    [
+        (19, True, "+0.5, too few to tell"),
+        (20, True, "+0.5 [0.1, 0.9]"),
+        (19, False, "0.5 [0.1, 0.9]"),
+        (1, False, "0.5"),
+    ],
+)
+def test_a_change_of_few_prompts_is_said_to_be_one(num_prompts: int, sign: bool, said: str) -> None:
+    estimate = {"value": 0.5, "low": 0.1, "high": 0.9}
+    assert _cell(estimate, str, {"num_prompts": num_prompts}, sign=sign) == said

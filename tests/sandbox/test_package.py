@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import covey_sandbox
+from covey_sandbox import boot
 
 PACKAGE = Path(covey_sandbox.__file__).parent
 
@@ -31,3 +32,10 @@ def test_the_example_of_its_first_page_prints_what_the_page_says() -> None:
     page = (PACKAGE / "README.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert f"It prints `{run(example).strip()}`." in page
+
+
+def test_the_sandboxes_processes_import_nothing_of_the_folder_they_start_in(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    told = "import json, sys; print(sys.flags.no_site, sys.flags.no_user_site, sys.flags.dont_write_bytecode)"
+    run = subprocess.run([sys.executable, *boot.FLAGS, "-c", told], cwd=tmp_path, capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("1 1 1\n", "")

@@ -258,3 +258,10 @@ def test_messages_continue_or_rewrite_a_history() -> None:
     assert continuation(called, ({**called[0], "tool_calls": [other]}, user("c"))) == (user("c"),)
     wrong = {**CALL, "function": {"name": "add", "arguments": {"a": 2}}}
     assert continuation(called, ({**called[0], "tool_calls": [wrong]}, user("c"))) is None
+
+
+def test_the_result_of_another_call_does_not_continue_a_conversation() -> None:
+    result, more = {"role": "tool", "content": "4", "tool_call_id": "a"}, {"role": "user", "content": "?"}
+    assert continuation([result], [result, more]) == (more,)
+    assert continuation([result], [result | {"tool_call_id": "b"}, more]) is None
+    assert continuation([result], [result]) is None

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.checks.architecture_configs import tiny_config
 from covey.engine.native.engine import NativeEngine
-from covey.policy.models.adapters import add_adapters
+from covey.policy.models.adapters import add_adapters, base_of
 from covey.policy.models.loading import load_policy, policy_in_memory
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.plain import plain_model, rollout_logprobs
@@ -104,15 +104,32 @@ def test_adapters_begin_as_the_base_model_and_a_step_moves_nothing_but_them() ->
     assert moved == {name for name in before if "lora_B" in name}  # with B = 0, A has no gradient yet
 
 
-def test_adapters_are_a_function_of_the_seed() -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_adapters_are_a_function_of_the_seed(in_memory: bool) -> None:
     def made(seed: int, elsewhere: int) -> dict[str, Tensor]:
         torch.manual_seed(elsewhere)
-        found = weights(nano(seed=seed, lora_rank=4))
+        if in_memory:
+            base = nano()
+            policy = policy_in_memory(base.causal_lm, base.tokenizer, ModelConfig(lora_rank=4), seed=seed)
+        else:
+            policy = nano(seed=seed, lora_rank=4)
+        found = weights(policy)
         return {name: tensor for name, tensor in found.items() if "lora_A" in name}
 
     with torch.random.fork_rng(devices=[]):
         assert same(made(1, elsewhere=5), made(1, elsewhere=6))
         assert not same(made(1, elsewhere=5), made(2, elsewhere=5))
+
+
+@pytest.mark.parametrize(
+    ("place", "is_own"), [("checkpoints/step_5/policy", True), ("step_5/checkpoints/policy", False)]
+)
+def test_the_base_in_the_run_folder_is_that_of_its_checkpoints(place: str, is_own: bool, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / place).mkdir(parents=True)
+    assert base_of(tmp_path / place, "recorded") == (str(tmp_path / "base") if is_own else "recorded")
+    (tmp_path / "base").rmdir()
+    assert base_of(tmp_path / place, "recorded") == "recorded"
 
 
 LAYERS = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"

@@ -115,6 +115,7 @@ def test_a_reference_model_in_memory_is_used_unchanged(tmp_path: Path, settings:
     found = reference_in_memory(mine, ModelConfig(**settings), policy)
     assert torch.equal(logits_of(found), probe_logits(other))
     assert all(weight.requires_grad for weight in mine.parameters())
+    assert not any(weight.requires_grad for weight in found.policy.model.parameters())
     assert mine.config._attn_implementation == "sdpa"
 
 
