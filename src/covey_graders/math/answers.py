@@ -197,6 +197,8 @@ def _unmarked(text: str, numeric: bool) -> ExtractedAnswer:
     ]
     if formulas and not (numeric and re.search(r"\d", text[formulas[-1].end :])):
         return _answer_of(text, formulas, numeric=False)
+    if not numeric and text.count("```") > 1 and text.rstrip().endswith("```"):  # the last block
+        text = text.rstrip()[:-3].rpartition("```")[2].partition("\n")[2]
     run = _last_run(text) if numeric else ""
     return ExtractedAnswer(run, "formula") if _RE["formula_sign"].search(run) else ExtractedAnswer(text.strip(), "none")
 

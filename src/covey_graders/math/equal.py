@@ -25,7 +25,9 @@ def same_spelling(answer: str, gold: str) -> bool:
             lambda m: _RE["stop"].sub("", m[1] or m[2] or "").replace(" ", ""),
             _RE["word"].sub(lambda m: m[1].lower().removesuffix("s"), " ".join(text.replace("\u2260", "\\ne").split())),
         )
-        for text in (TEXT_COMMAND.sub(r"\1", text).replace("\\neq", "\\ne") for text in (answer, gold))
+        for text in (
+            _RE["quoted"].sub(r"\1", TEXT_COMMAND.sub(r"\1", text)).replace("\\neq", "\\ne") for text in (answer, gold)
+        )
     ]
     return spellings[0] == spellings[1] != ""
 
@@ -55,7 +57,7 @@ def _are_other_words(answer: str, gold: str) -> bool:
     if list(gold) == sorted({*gold}) and gold.isalpha() and gold.islower() and not _RE["wording"].search(gold):
         return False
     (said, _), (wanted, is_free) = _members_of(answer), _members_of(gold)
-    if said and wanted:
+    if wanted and (said or any(map(_RE["digit"].search, wanted))):
         return said != wanted and not (is_free and sorted(said) == sorted(wanted))
     found = [_RE["wording"].findall(_RE["command"].sub(" ", text)) for text in (answer, gold)]
     ours, theirs = ([word for word in words if word not in FUNCTIONS] for words in found)

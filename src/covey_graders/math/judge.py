@@ -66,7 +66,9 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     said = _RE["sentences"].split(answer.text[-MAX_FORMULA:].strip())[-1] if answer.form == "none" else answer.text
     shortest = 1 if expected is not None or TEXT_COMMAND.search(gold) else 2
     units = unit_of(_RE["reason"].split(said)[0], shortest), unit_of(gold, shortest)
-    if contradict(said, gold) or differ_in_unit(*units):
+    sides = zip(units, (said, gold), (gold, said), strict=True)
+    is_other = any(unit and "%" in other and not _RE["percent"].search(own) for unit, own, other in sides)
+    if contradict(said, gold) or differ_in_unit(*units) or is_other:
         return False
     # A reference that is no number: hand the answer on, unless a computation is left undone.
     if expected is None:
@@ -76,7 +78,8 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
             for text in (answer.text, *_in_parts(completion, gold))
             if not computed or _is_allowed(text, gold, question)
         ]
-        if _RE["ordered"].search(question) and not any("=" in text for text in (gold, *texts)):
+        has_order = _RE["numbers"].fullmatch(gold) or _RE["ordered"].search(question)
+        if has_order and not any("=" in text for text in (gold, *texts)):
             texts, gold = [_as_point(text) for text in texts], _as_point(gold)
         is_same = any(same_formula(_converted(text, conversion(*units)), gold) for text in texts)
         return is_same or _same_measures(answer.text, gold, question, computed)
@@ -84,7 +87,9 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
 
 
 def _as_point(text: str) -> str:
-    """Return a list in brackets, which has an order."""
+    """Return a list or spaced numbers in brackets, in order."""
+    if _RE["numbers"].fullmatch(text):
+        return f"({','.join(_RE['number'].findall(text))})"
     tree = read_tree(text)
     return f"({text})" if isinstance(tree, Grouping) and tree.kind == "list" else text
 

@@ -22,6 +22,10 @@ OTHERS = {
     "1 0 1": ["0", "1 1 0"],
     "1 2\n3 4": ["24", "1 3\n2 4"],
     "1, 0, 1": ["1, 1, 0", "1, 0"],
+    "abc123": ["123abc", "abc321"],
+    "x1y2": ["2x1y"],
+    "['a', 'b']": ["['b', 'a']"],
+    "5\\%": ["5 \\text{ cm}", "5 \\text{ cents}"],
     "(1) Ann is a knave\n(2) Bob is a knight": ["(1) Ann is a knight\n(2) Bob is a knave"],
     "Ann is a knave, and Bob is a knight": ["Ann is a knight, and Bob is a knave"],
 }
@@ -34,9 +38,11 @@ SAME = {
     "sin x cos x": ["cos x sin x"],
     "1, 2, 3": ["3, 2, 1"],
     "A, B": ["B, A"],
-    "5 6 7": ["5 6 7"],
+    "5 6 7": ["5 6 7", "5\\ 6\\quad 7"],
     "1 0\n0 1": ["1 0\n0 1", "1 0 0 1"],
     "1, 0, 1": ["1, 0, 1"],
+    "['a', 'b']": ['["a", "b"]'],
+    "5\\%": ["5 \\text{ per cent}"],
     "3 hours 20 minutes": ["3 hours 20 minutes"],
 }
 
@@ -61,6 +67,8 @@ def test_where_no_order_is_stated_any_is_right() -> None:
         ("Sort 3, 1, 2.", False),
         ("Give the roots in any order.", True),
         ("Solve it, in order to find x.", True),
+        ("They stand in some order. Which numbers?", True),
+        ("List them from least to greatest.", False),
     ],
 )
 def test_a_question_may_ask_for_an_order(question: str, is_right: bool) -> None:
@@ -124,3 +132,9 @@ def test_what_only_looks_like_one_takes_nothing_back(said: str) -> None:
 )
 def test_choices_and_statements_may_be_worded(said: str, gold: str, is_right: bool) -> None:
     assert compare(said, gold) is is_right
+
+
+@pytest.mark.parametrize(("said", "is_right"), [("1 2\n3 4", True), ("1 3\n2 4", False), ("4", False)])
+def test_an_answer_may_stand_between_fences(said: str, is_right: bool) -> None:
+    assert compare(f"So:\n```\n{said}\n```", "1 2\n3 4") is is_right
+    assert compare(f"```text\n9\n```\nno,\n```\n{said}\n```\n", "1 2\n3 4") is is_right
