@@ -145,6 +145,10 @@ def of_samples(samples: list[dict[str, Any]], bonus: float = 1.0, *, log_metric:
     return [bonus * (sample["completion"] == sample["answer"]) for sample in samples]
 
 
+def by_keyword(*, samples: list[dict[str, Any]]) -> list[float]:
+    return [float(len(sample["completion"])) for sample in samples]
+
+
 class OfSamples:
     def __init__(self, bonus: float) -> None:
         self.bonus = bonus
@@ -157,6 +161,7 @@ class OfSamples:
     ("given", "expected"),
     [
         (of_samples, [1.0, 0.0]),
+        (by_keyword, [1.0, 1.0]),
         (partial(of_samples, bonus=3.0), [3.0, 0.0]),
         ({"function": f"{__name__}:of_samples", "args": {"bonus": 0.5}}, [0.5, 0.0]),
         ({"function": f"{__name__}:OfSamples", "args": {"bonus": 4}}, [8.0, 8.0]),

@@ -73,7 +73,7 @@ class _Samples:
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
         named = named_parameters(self.function)[0]
         return self.function(
-            [
+            samples=[
                 {
                     **{name: values[place] for name, values in lists.items()},
                     "prompt": prompts[place],
