@@ -57,12 +57,15 @@ def test_damage_before_whole_records_is_refused_and_the_file_kept(tmp_path: Path
     assert path.read_bytes() == raw
 
 
-def test_compaction_keeps_bodies_under_their_new_headers(tmp_path: Path) -> None:
+def test_compaction_keeps_bodies_under_their_new_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("covey_serve.store.journal.sync", synced.append)
     journal = filled(tmp_path / "journal")
     places = [place for place, _ in journal.records()]
     before = journal.size
     (place,) = journal.compact([({"kind": "kept"}, places[2])])
     assert journal.read(place) == ({"kind": "kept"}, b"bodybody")
+    assert synced == [tmp_path]  # the new name outlives a power cut
     assert journal.size < before
     journal.append({"kind": "after"})
     assert texts(tmp_path / "journal") == [("kept", b"bodybody"), ("after", b"")]

@@ -250,6 +250,7 @@ def test_a_session_that_ends_while_its_request_runs_leaves_nothing(
             await client.call("save_weights_for_sampler", body)
             await begun.wait()
             await asyncio.sleep(0.05)
+            assert (service.ledger.waiting, service.ledger.waiting_bytes) == (0, 0)
             assert not service.compute.loaded_models()
             assert not service.runs._open
         folders = (tmp_path / route / "samplers", tmp_path / route / "snapshots")

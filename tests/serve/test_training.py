@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from covey_serve.limits import RequestRefused, ServiceLimits
+from covey_serve.wire.messages import read_training
 
 from .served import ADAM, NAME, Client, bases, cross_entropy, datum, serving, training_body
 
@@ -139,6 +140,13 @@ def test_a_wrong_datum_is_the_users_error_and_leaves_gradients(tmp_path: Path, c
             return (await client.step(model))["metrics"]["grad_norm"]
 
     assert asyncio.run(run(True)) == asyncio.run(run(False))
+
+
+def test_tokens_and_values_of_inputs_have_one_limit() -> None:
+    body = training_body("m", 1, [cross_entropy([5, 9, 11, 3, 8, 2])])  # 5 tokens, 5 targets, 5 weights
+    assert len(read_training(body, ServiceLimits(request_values=15)).data) == 1
+    with pytest.raises(ValueError, match="too many tokens and values of inputs: send its datums in several"):
+        read_training(body, ServiceLimits(request_values=14))
 
 
 def test_a_ratio_that_overflows_adds_nothing(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def count(number: float) -> str:
 def number_of(number: int, noun: str) -> str:
     """Count things, of which one has no s.
 
-    >>> number_of(1, "step"), number_of(1200, "step")
-    ('1 step', '1,200 steps')
+    >>> number_of(0, "step"), number_of(1, "step"), number_of(1200, "step")
+    ('0 steps', '1 step', '1,200 steps')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
