@@ -77,10 +77,6 @@ class RewardSettings:
     nan_is_none: bool = False
     """Whether NaN means that a function does not apply, as in TRL, and no failure."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_failure_rate <= 1:
-            raise ValueError(f"max_failure_rate must be in [0, 1], got {self.max_failure_rate}")
-
 
 def reward_functions(
     functions: Sequence[str | Mapping[str, Any] | RewardCallable], weights: Sequence[float] = ()

@@ -30,7 +30,7 @@ class RewardFunctionsConfig(EnvironmentConfig):
     """Memory above which a worker is replaced after its call (on Linux)."""
     in_process: bool = False
     """Run reward functions in the training process: faster, but one that takes longer than `timeout` ends the run."""
-    max_failure_rate: float = 0.05
+    max_failure_rate: float = setting(0.05, ge=0, le=1)
     """Stop the run when more than this share of the last 1000 rewards failed."""
 
     reads_rows: ClassVar[str] = "always"
