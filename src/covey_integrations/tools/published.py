@@ -15,6 +15,7 @@ from typing import Any
 
 from covey.environments.base import text_of
 from covey.environments.data.columns import VERLS, Row, as_messages, from_text, value_in
+from covey.system.jsonl import plain_data
 from covey_integrations.tools.settings import NEEDS
 from covey_integrations.tools.tool import schema_of
 
@@ -44,12 +45,12 @@ def with_calls(row: Row, column: str) -> Row:
     tools = told if tools is None else [tools] if isinstance(tools, Mapping) else tools
     if not isinstance(tools, list) or not tools:
         raise ValueError(f"has no tools (has: {', '.join(row)}); {NEEDS}")
-    schemas = [_schema(from_text(tool)) for tool in tools]
+    schemas = [_schema(from_text(tool)) for tool in plain_data(tools)]
     answer: Any = next((found for name in ANSWERS if (found := value_in(row, name)) is not None), None)
     answer = answer if answer is not None or len(asked) == len(messages) else messages[len(asked)]
     if answer is None:
         raise ValueError(f"has no right calls in {', '.join(ANSWERS)}, nor an answer in {column}")
-    calls = _calls(answer, [schema["function"]["name"] for schema in schemas])
+    calls = _calls(plain_data(answer), [schema["function"]["name"] for schema in schemas])
     return {**row, column: kept, "tools": schemas, "calls": calls}
 
 

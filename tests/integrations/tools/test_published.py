@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from covey.config.schema import Config
@@ -79,6 +80,15 @@ def test_a_row_tells_its_question_its_tools_and_the_right_calls(name: str) -> No
     assert (parameters["type"], parameters["required"]) == ("object", ["city"])
     assert parameters["properties"]["city"]["type"] == "string"
     assert found["calls"] == (ROME if name != "BFCL" else [{"name": "rain", "any_of": {"city": ["Rome", "Roma"]}}])
+
+
+def test_the_arrays_of_a_data_frame_are_lists() -> None:
+    parameters = {**CITY, "required": np.array(["city"], dtype=object)}
+    tools = np.array([{**SCHEMA, "function": {**BARE, "parameters": parameters}}], dtype=object)
+    calls = np.array([{"name": "rain", "arguments": {"city": np.array(["Rome"], dtype=object)}}], dtype=object)
+    found = with_calls({"prompt": "?", "tools": tools, "answers": calls}, "prompt")
+    assert found["tools"][0]["function"]["parameters"]["required"] == ["city"]
+    assert found["calls"] == [{"name": "rain", "arguments": {"city": ["Rome"]}}]
 
 
 def test_types_and_defaults_are_told_in_jsons_words() -> None:
