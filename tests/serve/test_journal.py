@@ -87,3 +87,18 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: p
             journal.append({"kind": "lost"}, b"x" * 100)
     journal.append({"kind": "next"})
     assert [kind for kind, _ in texts(tmp_path / "journal")] == ["k0", "k1", "k2", "next"]
+
+
+def test_a_compacted_journal_is_written_on_where_its_folder_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    journal = filled(tmp_path / "journal")
+    places = [place for place, _ in journal.records()]
+    monkeypatch.setattr("covey_serve.store.journal.sync", refuse)
+    (place,) = journal.compact([({"kind": "kept"}, places[2])])
+    journal.append({"kind": "later"})
+    assert journal.read(place)[1] == b"bodybody"
+    assert texts(tmp_path / "journal") == [("kept", b"bodybody"), ("later", b"")]

@@ -103,9 +103,12 @@ class RequestJournal:
             os.close(other._file)
             aside.unlink(missing_ok=True)
             raise
-        sync(self._path.parent)
         os.close(self._file)
         self._file, self.size, self.compacted = other._file, other.size, other.size
+        try:
+            sync(self._path.parent)
+        except OSError as error:  # the new file is the journal all the same
+            LOGGER.warning("%s: its folder could not be synced (%s)", self._path, error.strerror)
         return places
 
     def close(self) -> None:
