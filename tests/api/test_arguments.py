@@ -80,10 +80,16 @@ def test_what_would_be_ignored_or_cannot_be_used_is_refused_in_one_line(
             "model must be a name, a folder or a model in memory, got {'lora_rank': 8}; its settings come by keyword, "
             "such as model__lora_rank=...",
         ),
+        (
+            "nano",
+            {"prompt": ["a", "b"]},
+            "data must have a split 'train', got prompt; of a table of columns give a list of rows, "
+            "[{'prompt': ...}, ...]",
+        ),
         ("nano", DataFrame(ROWS), "data must be rows, got a DataFrame: give a list of dicts, as to_dict"),
         ("nano", {"train": DataFrame(ROWS)}, "data must be rows, got a DataFrame: give a list of dicts, as to_dict"),
     ],
-    ids=["model", "data", "split"],
+    ids=["model", "columns", "data", "split"],
 )
 def test_arguments_of_another_type_are_refused_with_what_they_may_be(model: Any, data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):

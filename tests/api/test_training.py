@@ -433,7 +433,17 @@ def test_a_result_samples_texts_and_conversations_and_shows_itself(tmp_path: Pat
     assert len(result.sample("say 3:", n=3)) == 3
     assert [type(text) for text in result.sample([{"role": "user", "content": "say 3"}], n=2)] == [str, str]
     assert result.sample([]) == []
-    asked = [[{"role": "user", "content": "say 3"}], "say 4:"]
+    said = {"role": "user", "content": "say 3"}
+    wanted = "prompts must be a list of texts or conversations, got "
+    for wrong, got in ((said, "{'role'"), ([said, "say 4:"], "{'role'"), ([3], "3"), ([[]], r"\[\]"), ([{}], "{}")):
+        with pytest.raises(ValueError, match=f"^{wanted}{got}"):
+            result.sample(wrong)
+    with pytest.raises(ValueError, match=r"^unknown setting of sampling temprature; did you mean temperature\?$"):
+        result.sample("say 3:", temprature=0)
+    (tmp_path / "rows.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"/rows.jsonl: the folder cannot be made \(File exists\); name another$"):
+        result.save(tmp_path / "rows.jsonl")
+    asked = [[said], "say 4:"]
     first, again = (result.sample(asked, n=2, temperature=0, max_tokens=3) for _ in range(2))
     assert first == again
     assert [len(texts) for texts in first] == [2, 2]
@@ -469,6 +479,8 @@ def test_a_loop_of_your_own_trains_as_covey_train_does(tmp_path: Path) -> None:
         losses = [parts.step(groups)["loss"] for groups in parts]
         assert parts.evaluate() == result.after
         assert len(parts.sample(["say 3:"], n=2)[0]) == 2
+        with pytest.raises(ValueError, match=r"^prompts must be a list of texts or conversations, got 'say 3:'"):
+            parts.sample("say 3:")
         parts.save(tmp_path / "saved")
     assert losses == [row["loss"] for row in result.rows]
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")

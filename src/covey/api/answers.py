@@ -1,13 +1,15 @@
 """A policy after its run: its answers, and their evaluation."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
 
 from covey.config.schema import Config
 from covey.engine.base import Closable
 from covey.engine.build import sampling_engine
-from covey.environments.base import Environment, close_environment
+from covey.environments.base import Environment, close_environment, is_message
 from covey.policy.attention.base import ATTENTION
 from covey.policy.policy import Policy, inference
 from covey.rollouts.encoding import encode_prompt
@@ -15,6 +17,7 @@ from covey.run.build import build_source, held_out_prompts, make_sampler, traini
 from covey.run.build_stream import warn_of_text
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.given import RunObjects
+from covey.system.lookup import near
 from covey.system.waits.signals import outside_of_loops
 from covey.system.waits.watchdog import PromptWaits
 from covey.types import Completion, Message, Prompt, Sampling
@@ -46,13 +49,31 @@ def set_attention(policy: Policy, name: str | None) -> None:
         model.set_attn_implementation(name or model.get_correct_attn_implementation(None))
 
 
+def is_conversation(given: object) -> bool:
+    """Return True for messages, at least one."""
+    return isinstance(given, Sequence) and bool(given) and all(map(is_message, given))
+
+
+def changed(sampling: Sampling, given: Mapping[str, Any]) -> Sampling:
+    """Return sampling with the given fields. ValueError for unknown ones."""
+    known = [field.name for field in fields(Sampling)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"unknown setting of sampling {name}{near(name, known)}")
+    return replace(sampling, **given)
+
+
 def sample(
     policy: Policy, config: Config, questions: Sequence[Question], n: int, sampling: Sampling
 ) -> list[list[str]]:
     """Return n completions of each question, decoded without special tokens.
 
-    Text goes to the model as it is, messages through its chat template.
+    Text goes to the model as it is, messages through its chat template. ValueError for anything else.
     """
+    unusable = [given for given in questions if not (isinstance(given, str) or is_conversation(given))]
+    if isinstance(questions, str | Mapping) or unusable:
+        first = unusable[0] if unusable else questions
+        raise ValueError(f"prompts must be a list of texts or conversations, got {first!r:.80}")
     if any(isinstance(question, str) for question in questions):
         warn_of_text(config.model.name, policy.tokenizer.chat_template)
     prompts = [

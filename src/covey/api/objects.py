@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, NoReturn
 
 from covey.api import of_this_program
+from covey.environments.data.entries import is_table
 from covey.environments.reward_functions.call import name_of
 from covey.policy.models.naming import IN_MEMORY, OWN_MODULE
 from covey.system.lookup import ANEW, attribute, resolve
@@ -143,6 +144,8 @@ def splits_of(data: Any) -> Mapping[str, Iterable[Mapping[str, Any]]]:
 
 def _named_splits(data: Mapping[str, Any]) -> dict[str, Iterable[Mapping[str, Any]]]:
     if "train" not in data:
-        raise ValueError(f"data must have a split 'train', got {', '.join(map(str, data)) or 'none'}")
+        names = ", ".join(map(str, data)) or "none"
+        hint = f"; of a table of columns give a list of rows, [{{{next(iter(data))!r}: ...}}, ...]" * is_table(data)
+        raise ValueError(f"data must have a split 'train', got {names}{hint}")
     test = next((name for name in ("test", "validation", "eval") if name in data), None)
     return {"train": data["train"], **({} if test is None else {"test": data[test]})}

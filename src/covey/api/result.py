@@ -4,15 +4,15 @@ import copy
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from covey.api.answers import Question, measure, sample
+from covey.api.answers import Question, changed, is_conversation, measure, sample
 from covey.api.settings import put
 from covey.config.schema import Config
-from covey.environments.base import Environment, EnvironmentLike, adapt, is_message
+from covey.environments.base import Environment, EnvironmentLike, adapt
 from covey.policy.policy import Policy
 from covey.run.build import build_environment, training_sampling
 from covey.run.checkpoints.checkpoint import save_policy
@@ -98,8 +98,8 @@ class Result:
         `sampling` are fields of `covey.Sampling` such as temperature=0 and max_tokens=64; the others are those of the
         run.
         """
-        how = replace(training_sampling(self.config), **sampling)
-        if isinstance(prompts, str) or (prompts and all(map(is_message, prompts))):
+        how = changed(training_sampling(self.config), sampling)
+        if isinstance(prompts, str) or is_conversation(prompts):
             return sample(self.policy, self.config, [prompts], n, how)[0]
         return sample(self.policy, self.config, prompts, n, how)
 

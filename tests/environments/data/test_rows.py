@@ -278,6 +278,14 @@ def test_missing_and_empty_data_say_so(tmp_path: Path) -> None:
     assert message(str(tmp_path / "*.csv")) == f"no file matches {tmp_path}/*.csv"
 
 
+@pytest.mark.parametrize("place", [".", "..", "../data", "inside/.."])
+def test_a_folder_may_be_named_from_where_one_is(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "inside").mkdir(parents=True)
+    write(tmp_path / "data" / "sums.jsonl", rows(4))
+    monkeypatch.chdir(tmp_path / "data" / ("inside" if place == ".." else ""))
+    assert len(load_rows(place, RowSettings(test_fraction=0.25)).splits["train"]) == 3
+
+
 def test_two_files_for_one_split_are_ambiguous(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", rows(2))
     write(tmp_path / "train.json", rows(2))

@@ -103,10 +103,11 @@ def _hub_layout(folder: Path, subset: str | None) -> dict[str, list[Path]]:
     from datasets.exceptions import DataFilesNotFoundError
 
     logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)  # warns three times of a README without YAML
+    named = str(folder.resolve())  # datasets takes the last part of a path for a name, which "." lacks
     try:
-        names = datasets.get_dataset_config_names(str(folder))
-        chosen = subset or datasets.get_dataset_default_config_name(str(folder))
-        builder = datasets.load_dataset_builder(str(folder), subset) if chosen in names else None
+        names = datasets.get_dataset_config_names(named)
+        chosen = subset or datasets.get_dataset_default_config_name(named)
+        builder = datasets.load_dataset_builder(named, subset) if chosen in names else None
     except (EmptyDatasetError, DataFilesNotFoundError) as error:
         raise ValueError(f"{folder} holds no files that end in {', '.join(READERS)}") from error
     except Exception as error:  # such as a data card that is no YAML

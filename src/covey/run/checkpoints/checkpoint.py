@@ -43,8 +43,13 @@ POLICY, STATE, SETTINGS, CARD = "policy", "state.pt", "settings.yaml", "README.m
 def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
     """Save weights (or adapter) and tokenizer in transformers' format.
 
-    A sharded policy needs its whole `weights` (`sharding.full_state_dict`), gathered by all ranks.
+    A sharded policy needs its whole `weights` (`sharding.full_state_dict`), gathered by all ranks. ValueError where
+    the folder cannot be made.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder}: the folder cannot be made ({error.strerror}); name another") from error
     keywords: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
     if is_adapted(policy.model):  # a reference adapter is no part of the policy
         keywords["selected_adapters"] = ["default"]
