@@ -90,7 +90,7 @@ MISTAKES = [
     (["check", *ROWS, "rewards=[yours:digits]"], "reward function yours:digits: cannot import yours: No module named"),
     (
         ["train", *ROWS, "rewards=[mine.py:digits]"],
-        "reward function mine.py:digits: cannot import mine.py: a module is named without .py",
+        "cannot import mine.py: a module is named with dots and without .py; write mine:digits\n",
     ),
     (["train", *ROWS, "rewards=[broken:digits]"], "reward function broken:digits: cannot import broken: "),
     (["train", *ROWS, "rewards=[min:digits]"], "cannot import min: No module named 'min'; did you mean mine?"),
@@ -107,7 +107,7 @@ MISTAKES = [
         "datasets/openai/gsm8k; a data set of the hub is data.path=openai/gsm8k\n",
     ),
     (["train", *ROWS, "data.path=org/rows/main"], "a data set of the hub is data.path=org/rows data.subset=main\n"),
-    (["train", *ROWS, "rewards=[mine]"], "no reward function 'mine'; did you mean mine:FUNCTION?; there is "),
+    (["train", *ROWS, "rewards=[mine]"], "no reward function 'mine'; write mine:FUNCTION; there is "),
     (
         ["train", *ROWS, "model.name=https://huggingface.co/org/model"],
         "org/model: there is no such folder; a hub name is model.name=org/model\n",

@@ -25,7 +25,7 @@ from covey.environments.registry import environment_class
 from covey.environments.settings import EnvironmentConfig, MixtureConfig
 from covey.policy.settings import FOLDER, NANO
 from covey.rollouts.settings import group_sizes
-from covey.system.lookup import check_options, function_path_of_file, is_function_path, one_of, resolve
+from covey.system.lookup import check_options, function_path_of_file, hint_of_file, is_function_path, one_of, resolve
 from covey.system.section import check_section
 
 
@@ -65,8 +65,7 @@ def check_model(config: Config) -> None:
     if not model.name.strip():
         raise ValueError("model.name is empty: a directory, a hub name, nano or nano-masked")
     if model.code is not None and model.code != FOLDER and not is_function_path(model.code):
-        meant = function_path_of_file(model.code)
-        hint = f"; write {meant}" if is_function_path(meant) else ""
+        hint = hint_of_file(model.code) if is_function_path(function_path_of_file(model.code)) else ""
         raise ValueError(f"model.code must be module:function, or folder (code beside weights), got {model.code}{hint}")
     needs_files = {
         "model.load_in_4bit=true": model.load_in_4bit,

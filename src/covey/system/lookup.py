@@ -44,8 +44,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        meant = function_path_of_file(name_or_path)
-        hint = f"; write {meant}" if meant != name_or_path else ""
+        hint = hint_of_file(name_or_path)
         raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported{hint}") from error
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
@@ -176,7 +175,22 @@ def function_path_of_file(text: str) -> str:
     ('checks.mine:exact', 'mine:exact')
     """
     file, colon, function = text.rpartition(":")
-    return f"{file.removesuffix('.py').removeprefix('./').replace('/', '.')}{colon}{function}"
+    inside = os.path.relpath(file) if file.startswith(("/", ".")) else file
+    module = os.path.basename(file) if inside.startswith("..") else inside
+    return f"{module.removesuffix('.py').replace('/', '.')}{colon}{function}"
+
+
+def hint_of_file(text: str) -> str:
+    """Return a hint for `file.py:function`, "" for a function of a module.
+
+    >>> hint_of_file("./checks/mine.py:exact"), hint_of_file("mine:exact")
+    ('; write checks.mine:exact', '')
+    >>> hint_of_file("/elsewhere/mine.py:exact")
+    '; write mine:exact and set PYTHONPATH=/elsewhere'
+    """
+    meant, folder = function_path_of_file(text), os.path.dirname(text.rpartition(":")[0])
+    is_outside = folder and os.path.relpath(folder).startswith("..")
+    return f"; write {meant}{f' and set PYTHONPATH={folder}' if is_outside else ''}" if meant != text else ""
 
 
 def near(word: str, known: Collection[str]) -> str:

@@ -67,7 +67,7 @@ WRONG: list[tuple[Any, str]] = [
         "think_fromat",
         f"no reward function 'think_fromat'; did you mean think_format?; there is {NAMES}, and your own as ",
     ),
-    ("users_specs", "no reward function 'users_specs'; did you mean users_specs:FUNCTION?; there is accuracy"),
+    ("users_specs", "no reward function 'users_specs'; write users_specs:FUNCTION; there is accuracy"),
     (":f", f"no reward function ':f'; there is {NAMES}"),
     (len, 'rewards must name functions: "builtins:len" in place of <built-in function len>'),
     (3, "rewards must hold names or mappings of function and args, got 3"),
@@ -95,7 +95,17 @@ WRONG: list[tuple[Any, str]] = [
         "reward function covey.rewards:SoftOverlog: module covey.rewards has no 'SoftOverlog'; did you mean SoftOverlo",
     ),
     ("my_reward:exact", "reward function my_reward:exact: cannot import my_reward: No module named 'my_reward'"),
-    ("my_reward.py", "no reward function 'my_reward.py'; did you mean my_reward:FUNCTION?; there is "),
+    ("my_reward.py", "no reward function 'my_reward.py'; write my_reward:FUNCTION; there is "),
+    ("./mine/my_reward.py", "no reward function './mine/my_reward.py'; write mine.my_reward:FUNCTION; there is "),
+    (
+        "/mine/my_reward.py",
+        "no reward function '/mine/my_reward.py'; write my_reward:FUNCTION and set PYTHONPATH=/mine; there is ",
+    ),
+    (
+        "/mine/my_reward.py:exact",
+        "reward function /mine/my_reward.py:exact: cannot import /mine/my_reward.py: a module is named with dots and "
+        "without .py; write my_reward:exact and set PYTHONPATH=/mine",
+    ),
     ("my_reward.exact", "no reward function 'my_reward.exact'; did you mean my_reward:exact?; there is "),
     ("my_broken:f", "reward function my_broken:f: cannot import my_broken: No module named 'no_such_module'"),
     ("users_specs:scald", "reward function users_specs:scald: module users_specs has no 'scald'; did you mean scaled?"),

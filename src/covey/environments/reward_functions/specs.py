@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.environments.reward_functions.call import CALLED_WITH, HOOKS, RewardCallable, named_parameters
-from covey.system.lookup import function_path_of_file, module_and_name, near, resolve
+from covey.system.lookup import hint_of_file, module_and_name, near, resolve
 
 KEYS = ("function", "args")
 READY_MADE = "covey.rewards"
@@ -84,10 +84,10 @@ def _check_spec(spec: RewardSpec) -> RewardSpec:
         colon = ":" in spec.function
         path, dot, name = spec.function.rpartition(".")
         meant = near(spec.function, REWARDS)
-        if path and dot and name and not colon:
-            meant = f"; did you mean {path}:{'FUNCTION' if name == 'py' else name}?"
-        elif Path(f"{spec.function}.py").is_file():
-            meant = f"; did you mean {spec.function}:FUNCTION?"
+        if not colon and (name == "py" or Path(f"{spec.function}.py").is_file()):
+            meant = hint_of_file(f"{spec.function.removesuffix('.py')}.py:FUNCTION")
+        elif path and dot and name and not colon:
+            meant = f"; did you mean {path}:{name}?"
         raise ValueError(
             f"no reward function {spec.function!r}{meant}; "
             f"there is {', '.join(REWARDS)}, and your own as module:function"
@@ -147,9 +147,9 @@ def _named_by(name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        meant = function_path_of_file(name)
-        reason = f"a module is named without .py; write {meant}" if meant != name else str(error)
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+        hint = hint_of_file(name)
+        reason = f"a module is named with dots and without .py{hint}" if hint else str(error)
+        if not hint and isinstance(error, ModuleNotFoundError) and error.name == module_name:
             reason += near(module_name, [file.stem for file in Path().glob("*.py")])
         raise ValueError(f"reward function {name}: cannot import {module_name}: {reason}") from error
     try:
