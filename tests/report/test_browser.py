@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import covey_report.page.make
 from covey.cli.main import main
 from covey_report.page.make import make_report
 
@@ -42,6 +43,16 @@ def opened(page: Path, address: str, width: int) -> tuple[str, str]:
         check=True,
     )
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+def test_ticks_of_an_axis_have_digits_that_tell_them_apart(tmp_path: Path) -> None:
+    tools = (Path(covey_report.page.make.__file__).parent / "assets" / "tools.js").read_text()
+    ticks = "[0.9978, 0.998, 0.9982], [0, 0.5, null, 1], [1234.2, 1234.4]"
+    written = f"document.body.append(JSON.stringify([{ticks}].map(labels)))"
+    (tmp_path / "ticks.html").write_text(f"<body><p id='data'>{{}}</p><script>{tools}\n{written}</script></body>")
+    dom, console = opened(tmp_path / "ticks.html", "", 1280)
+    assert console == ""
+    assert '[["0.9978","0.998","0.9982"],["0","0.5","","1"],["1234","1234"]]' in dom
 
 
 @pytest.mark.parametrize("width", [1280, 420])

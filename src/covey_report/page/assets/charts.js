@@ -94,7 +94,7 @@ function drawCurve(place, now, of, first, span) {
   const options = {
     width: Math.max(240, place.clientWidth), height: 186, series, bands, legend: { show: false },
     scales: { x: { time: false, range: () => span }, y: isLog ? { distr: 3, range: decades } : { range: roomy } },
-    axes: [{ ...axis, size: 26, incrs: WHOLE, label: "step", labelSize: 16, labelGap: -2, labelFont: axis.font }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : isLog ? t.toExponential(0) : shown(t))), ...(isLog ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
+    axes: [{ ...axis, size: 26, incrs: WHOLE, label: "step", labelSize: 16, labelGap: -2, labelFont: axis.font }, { ...axis, size: 52, values: (u, ticks) => (isLog ? ticks.map((t) => (t === null ? "" : t.toExponential(0))) : labels(ticks)), ...(isLog ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
     cursor: { sync: { key: "steps", setSeries: false }, y: false, points: { show: false } },
     hooks: { draw: [(u) => of.filter(Boolean).forEach((curve, k) => curve.points && bars(u, curve, series[2 + 4 * k].stroke))], setCursor: [(u) => {
       const at = u.cursor.idx;

@@ -46,6 +46,13 @@ function shown(value, digits = 3) {
   return String(Number(value.toPrecision(digits)));
 }
 
+// Numbers beside an axis, with as many digits as tell them apart.
+function labels(ticks) {
+  const told = [...new Set(ticks.filter((t) => t !== null))];
+  const digits = [3, 4, 5, 6, 7, 8].find((n) => new Set(told.map((t) => shown(t, n))).size === told.length);
+  return ticks.map((t) => (t === null ? "" : shown(t, digits)));
+}
+
 function signed(value) {
   return value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + shown(value);
 }
