@@ -54,7 +54,7 @@ def is_conversation(given: object) -> bool:
     return isinstance(given, Sequence) and bool(given) and all(map(is_message, given))
 
 
-def changed(sampling: Sampling, given: Mapping[str, Any]) -> Sampling:
+def change_sampling(sampling: Sampling, given: Mapping[str, Any]) -> Sampling:
     """Return sampling with the given fields. ValueError for unknown ones."""
     known = [field.name for field in fields(Sampling)]
     for name in given:

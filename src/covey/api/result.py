@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from covey.api.answers import Question, changed, is_conversation, measure, sample
+from covey.api.answers import Question, change_sampling, is_conversation, measure, sample
 from covey.api.settings import put
 from covey.config.schema import Config
 from covey.environments.base import Environment, EnvironmentLike, adapt
@@ -98,7 +98,7 @@ class Result:
         `sampling` are fields of `covey.Sampling` such as temperature=0 and max_tokens=64; the others are those of the
         run.
         """
-        how = changed(training_sampling(self.config), sampling)
+        how = change_sampling(training_sampling(self.config), sampling)
         if isinstance(prompts, str) or is_conversation(prompts):
             return sample(self.policy, self.config, [prompts], n, how)[0]
         return sample(self.policy, self.config, prompts, n, how)

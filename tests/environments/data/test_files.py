@@ -435,3 +435,21 @@ def test_a_table_of_text_that_swells_is_refused(content: bytes, said: str, tmp_p
     with gzip.open(tmp_path / "rows.csv.gz", "wb") as file:
         file.write(content)
     assert said in message(tmp_path / "rows.csv.gz")
+
+
+def test_a_file_of_another_format_is_named_and_a_pattern_reads_both(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "2+2="}\n{"prompt": "3+3="}\n')
+    assert num_rows(str(tmp_path)) == 3
+    assert caplog.messages == []
+    (tmp_path / "b.csv").write_text("prompt\n4+4=\n")
+    assert num_rows(str(tmp_path)) == 3
+    assert caplog.messages == [
+        f"{tmp_path}: b.csv not read, as files of a folder have one format; data.path='{tmp_path}/*' reads all"
+    ]
+    assert num_rows(f"{tmp_path}/*") == 4
+
+
+def num_rows(path: str) -> int:
+    return sum(map(len, load_rows(path, RowSettings(test_fraction=0.34)).splits.values()))

@@ -10,6 +10,8 @@ from pathlib import Path
 from covey.environments.data.entries import Entry, Row, check_entry, first_line
 from covey.environments.data.files import OPENERS, READERS, TEXT_READERS, read_files
 
+_log = logging.getLogger(__name__)
+
 FILE_SUFFIXES = (*READERS, *OPENERS, ".txt", ".zip", ".yaml", ".py")
 """No data set of a hub is called so: a name that ends in one of them is a file, also of a kind that cannot be read."""
 
@@ -64,7 +66,22 @@ def folder_splits(folder: Path, wanted: tuple[str, str], subset: str | None) -> 
             raise ValueError(f"{folder} has several files for split {name}: {', '.join(file.name for file in files)}")
     if subset is None and wanted[0] in named:
         return {name: partial(read_files, files) for name, files in named.items()}
-    return {name: partial(read_files, files) for name, files in _hub_layout(folder, subset).items()}
+    found = _hub_layout(folder, subset)
+    if subset is None:
+        _warn_of_unread(folder, [file for files in found.values() for file in files])
+    return {name: partial(read_files, files) for name, files in found.items()}
+
+
+def _warn_of_unread(folder: Path, read: Iterable[Path]) -> None:
+    """Warn of files of rows that are not read, but for JSON.
+
+    A file of JSON may tell of the others.
+    """
+    known = {path.resolve() for path in read}
+    others = [path for path in sorted(folder.iterdir()) if path.suffix in {*READERS} - {".json"}]
+    if left := ", ".join(path.name for path in others if path.resolve() not in known):
+        told = "%s: %s not read, as files of a folder have one format; data.path='%s/*' reads all"
+        _log.warning(told, folder, left, folder)
 
 
 def pattern_splits(pattern: str, wanted: tuple[str, str]) -> dict[str, Source]:
