@@ -16,6 +16,7 @@ from covey.policy.models.text import special_ids
 from covey.policy.own_tokenizer import OwnTokenizer
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt
+from covey.rollouts.group_checks import stop_where_only_failures
 from covey.system import collectives
 from covey.types import Group, Message, Prompt, Rollout, RunStopped, Sampling
 from covey_preflight.subject import Check, PreflightContext
@@ -303,6 +304,7 @@ def judge_completions(
     looking = replace(source, sampler=replace(source.sampler, engine=engine, environment=environment))
     try:
         (group,) = looking.run([prompt], len(written), Sampling(max_tokens=max(map(len, written)) + 1))
+        stop_where_only_failures([group], len(group.rollouts))
     except RunStopped as error:
         return str(error)
     return group

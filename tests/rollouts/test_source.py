@@ -22,6 +22,7 @@ from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.rollouts.source import LocalSource
 from covey.rollouts.stream import PromptStream, rollout_seed
+from covey.run.evaluate import EvaluationConfig, answer
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt, RunStopped, Sampling
 
@@ -272,19 +273,20 @@ def test_nothing_scored_at_all_stops_the_run_and_says_why(stack: ExitStack) -> N
     source = fake_source(stack, lambda prompt, text: Failure("no route to the judge"))
     with pytest.raises(RunStopped, match=r"^none of 6 completions could be scored: no route to the judge$"):
         source.take(3)
-    with pytest.raises(RunStopped, match=r"^none of 20 completions could be scored: no route to the judge$"):
-        source.run(prompts(20), 1, Sampling())
 
 
 def test_an_evaluation_of_few_answers_that_all_fail_stops_no_run_and_is_told(
     stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = fake_source(stack, lambda prompt, text: Failure("a judge said nan"))
-    (group,) = source.run(prompts(1), 1, Sampling())
+    once = EvaluationConfig(num_samples=1)
+    (group,) = answer(source, prompts(1), Sampling(), once).greedy
     assert (group.rollouts, group.failures) == ((), (Failure("a judge said nan"),))
-    assert [len(group.failures) for group in source.run(prompts(19), 1, Sampling())] == [1] * 19
+    assert [len(group.failures) for group in answer(source, prompts(19), Sampling(), once).sampled] == [1] * 19
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said == [f"none of {count} completions could be scored: a judge said nan" for count in (1, 19)]
+    assert said == [f"none of {count} completions could be scored: a judge said nan" for count in (1, 1, 19, 19)]
+    with pytest.raises(RunStopped, match=r"^none of 20 completions could be scored: a judge said nan$"):
+        answer(source, prompts(20), Sampling(), once)
 
 
 def test_prompts_that_a_judge_has_nothing_to_say_about_stop_no_run() -> None:

@@ -159,7 +159,7 @@ def test_it_is_measured_on_demonstrations_it_was_not_shown(tmp_path: Path) -> No
 
 
 def test_a_reward_at_the_bound_is_right() -> None:
-    groups = [SimpleNamespace(rewards=[reward]) for reward in (0.5, 0.49, 0.0, 1.0)]
+    groups = [SimpleNamespace(rewards=[reward], rollouts=[0], failures=()) for reward in (0.5, 0.49, 0.0, 1.0)]
     source: Any = SimpleNamespace(run=lambda prompts, count, sampling: groups)
     prompts = [Prompt(str(number), "scripted", "", {}) for number in range(4)]
     assert cold_start._accuracy(source, prompts, Sampling(), 0.5) == 0.5

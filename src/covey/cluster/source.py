@@ -28,7 +28,7 @@ from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.encoding import encode_prompt
-from covey.rollouts.group_checks import FEW_FAILURES, num_rollouts, outcomes_of, stop_where_only_failures
+from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved.buffer import buffer_state, load_buffer
 from covey.rollouts.saved.journal import NOTHING_KEPT, KeptGroup, RolloutJournal
@@ -143,7 +143,6 @@ class RaySource:
         if self._pushed < self._version:  # where not every version is published; collective, as shards are gathered
             self._push(self._version)
         groups: list[Group] = collectives.run_on_rank0(lambda: self._evaluate(prompts, group_size, sampling))
-        stop_where_only_failures(groups, num_rollouts(groups), FEW_FAILURES)
         return groups
 
     def publish(self, version: int) -> None:

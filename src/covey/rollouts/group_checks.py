@@ -39,13 +39,13 @@ def outcomes_of(groups: Sequence[Group], correct_above: float) -> list[Outcome]:
     return [Outcome(g.prompt.environment, g.prompt.id, share) for g, share in zip(scored, shares, strict=True)]
 
 
-def stop_where_nothing_is_scored(groups: Sequence[Group], least: int = 1) -> None:
+def stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
     """Raise RunStopped where no completion of any rank could be scored. Collective.
 
-    Prompts without applicable verdicts are fine: the step then teaches nothing. Fewer failures than `least` are told.
+    Prompts without applicable verdicts are fine: the step then teaches nothing.
     """
     (num_scored,) = collectives.all_sum_ints(num_rollouts(groups))
-    stop_where_only_failures(groups, num_scored, least)
+    stop_where_only_failures(groups, num_scored)
 
 
 def num_rollouts(groups: Sequence[Group]) -> int:
@@ -53,7 +53,10 @@ def num_rollouts(groups: Sequence[Group]) -> int:
 
 
 def stop_where_only_failures(groups: Sequence[Group], num_scored: int, least: int = 1) -> None:
-    """Raise RunStopped where these groups failed and no rank scored any."""
+    """Raise RunStopped where these groups failed and no rank scored any.
+
+    Fewer failures than `least` are told.
+    """
     failures = [failure for group in groups for failure in group.failures if failure.is_fault]
     if not failures or num_scored:
         return

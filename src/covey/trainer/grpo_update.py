@@ -31,7 +31,7 @@ from covey.system.custom import Custom
 from covey.system.section import check_bounds
 from covey.trainer.batch import make_batch, make_rows
 from covey.trainer.trainer import Trainer
-from covey.types import Group, Prompt, Sampling
+from covey.types import Group, Prompt, RunStopped, Sampling
 
 
 class DocumentBatch(TypedDict):
@@ -88,6 +88,8 @@ def rollout(source: Samples, prompt: Prompt | str, num_rollouts: int = 64, seed:
     if isinstance(prompt, str):
         prompt = Prompt(prompt, "document", prompt, {})
     (group,) = source.run([prompt], num_rollouts, replace(source.sampling, seed=seed))
+    if group.failures and not group.rollouts:
+        raise RunStopped(f"none of {len(group.failures)} responses could be scored: {group.failures[0].reason}")
     return group
 
 
