@@ -304,7 +304,7 @@ def judge_completions(
     looking = replace(source, sampler=replace(source.sampler, engine=engine, environment=environment))
     try:
         (group,) = looking.run([prompt], len(written), Sampling(max_tokens=max(map(len, written)) + 1))
-        stop_where_only_failures([group], len(group.rollouts))
+        stop_where_only_failures([group])
     except RunStopped as error:
         return str(error)
     return group

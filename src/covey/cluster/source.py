@@ -28,7 +28,7 @@ from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.encoding import encode_prompt
-from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
+from covey.rollouts.group_checks import outcomes_of, stop_where_only_failures
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved.buffer import buffer_state, load_buffer
 from covey.rollouts.saved.journal import NOTHING_KEPT, KeptGroup, RolloutJournal
@@ -321,7 +321,7 @@ class RaySource:
             buffer.close_step()
         self._pool.ask_environments()
         self._admit()
-        stop_where_only_failures(tried, num_rollouts(tried))
+        stop_where_only_failures(tried)
         ranks = ranks_of(kept, early)
         self._shared_out = shared_out(ranks, [part.groups for part in early], self._threads)
         late = {n: (ranks[n], group) for n, group in kept.items() if not any(n in part.groups for part in early)}

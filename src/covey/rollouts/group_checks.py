@@ -44,21 +44,18 @@ def stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
 
     Prompts without applicable verdicts are fine: the step then teaches nothing.
     """
-    (num_scored,) = collectives.all_sum_ints(num_rollouts(groups))
-    stop_where_only_failures(groups, num_scored)
+    (num_scored,) = collectives.all_sum_ints(sum(len(group.rollouts) for group in groups))
+    if not num_scored:
+        stop_where_only_failures(groups)
 
 
-def num_rollouts(groups: Sequence[Group]) -> int:
-    return sum(len(group.rollouts) for group in groups)
-
-
-def stop_where_only_failures(groups: Sequence[Group], num_scored: int, least: int = 1) -> None:
-    """Raise RunStopped where these groups failed and no rank scored any.
+def stop_where_only_failures(groups: Sequence[Group], least: int = 1) -> None:
+    """Raise RunStopped where no completion of these groups could be scored.
 
     Fewer failures than `least` are told.
     """
     failures = [failure for group in groups for failure in group.failures if failure.is_fault]
-    if not failures or num_scored:
+    if not failures or any(group.rollouts for group in groups):
         return
     said = f"none of {len(failures)} completions could be scored: {failures[0].reason}"
     if len(failures) >= least:

@@ -27,7 +27,7 @@ from covey.policy.models.naming import COLD_START
 from covey.policy.models.naming import COLD_START_REPORT as REPORT
 from covey.policy.policy import Policy, is_adapted
 from covey.rollouts.demonstrations import demonstration_group
-from covey.rollouts.group_checks import num_rollouts, stop_where_only_failures
+from covey.rollouts.group_checks import stop_where_only_failures
 from covey.rollouts.source import LocalSource
 from covey.rollouts.stream import PromptStream
 from covey.run.build import is_shared_out, make_sampler, shard_policy
@@ -169,7 +169,7 @@ def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:
 
 def _accuracy(source: LocalSource, prompts: Sequence[Prompt], sampling: Sampling, correct_above: float) -> float:
     groups = source.run(prompts, 1, sampling)
-    stop_where_only_failures(groups, num_rollouts(groups))
+    stop_where_only_failures(groups)
     return sum(reward >= correct_above for group in groups for reward in group.rewards) / len(prompts)
 
 

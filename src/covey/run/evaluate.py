@@ -9,7 +9,7 @@ from typing import Any
 from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, pass_of_each, wilson
 from covey.config.schema import EvaluationConfig
 from covey.environments.registry import known_class
-from covey.rollouts.group_checks import FEW_FAILURES, num_rollouts, stop_where_only_failures
+from covey.rollouts.group_checks import FEW_FAILURES, stop_where_only_failures
 from covey.rollouts.saved.plain import from_plain
 from covey.rollouts.source import GroupSource
 from covey.types import UNREWARDED, Group, Prompt, Sampling
@@ -81,9 +81,9 @@ def answer(source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, s
     The random numbers are the same each time, so that looks can be paired.
     """
     greedy = source.run(prompts, 1, replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0))
-    stop_where_only_failures(greedy, num_rollouts(greedy), FEW_FAILURES)
+    stop_where_only_failures(greedy, FEW_FAILURES)
     sampled = source.run(prompts, settings.num_samples, sampling)
-    stop_where_only_failures(sampled, num_rollouts(sampled), FEW_FAILURES)
+    stop_where_only_failures(sampled, FEW_FAILURES)
     return Answers(greedy, sampled)
 
 

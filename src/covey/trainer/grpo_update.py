@@ -88,8 +88,9 @@ def rollout(source: Samples, prompt: Prompt | str, num_rollouts: int = 64, seed:
     if isinstance(prompt, str):
         prompt = Prompt(prompt, "document", prompt, {})
     (group,) = source.run([prompt], num_rollouts, replace(source.sampling, seed=seed))
-    if group.failures and not group.rollouts:
-        raise RunStopped(f"none of {len(group.failures)} responses could be scored: {group.failures[0].reason}")
+    failures = [failure for failure in group.failures if failure.is_fault]
+    if failures and not group.rollouts:
+        raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
     return group
 
 
