@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from covey.engine.native.decode_weights import build_decode_policy, is_fused
 from covey.engine.native.engine import NativeEngine
-from covey.engine.native.panels import has_half
 from covey.engine.native.runner import detect_capabilities
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
@@ -151,7 +150,6 @@ def test_greedy_answers_are_transformers_own(
         assert answer.finish_reason == "stop" or len(answer.token_ids) == LONGEST
 
 
-@pytest.mark.skipif(not has_half(), reason="this processor has no products of bfloat16")
 @pytest.mark.parametrize("setting", [{"lora_rank": 64}, pytest.param({"load_in_4bit": True}, marks=pytest.mark.long)])
 def test_decoding_goes_through_c_with_adapters_of_any_width(
     setting: dict[str, Any], real_model: Callable[[str], Path]

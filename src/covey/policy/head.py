@@ -66,10 +66,14 @@ class Head:
     @property
     def through_c(self) -> bool:
         """Return True where C computes gradients of the layer."""
-        known = (torch.float32, torch.bfloat16) if blocks.multiplies_half() else (torch.float32,)
         weight = self.layer.weight
         is_known = weight.dtype == torch.float32 or (weight.dtype == self.precision and not weight.requires_grad)
-        return self.precision in known and is_known and isinstance(self.layer, OneDnnLinear) and self.layer.through_c
+        return (
+            self.precision in (torch.float32, torch.bfloat16)
+            and is_known
+            and isinstance(self.layer, OneDnnLinear)
+            and self.layer.through_c
+        )
 
     def own_weight(self, weight_VC: Tensor) -> Tensor:
         """Return the weight for products: cast, unless C rounds it itself."""

@@ -11,7 +11,6 @@ from covey.engine.native.cache import Cache, CacheNeed, CacheShape, LayerShape
 from covey.engine.native.compiled import CompiledDecodeLayout, sample_same_params
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.layouts import DecodeLayout, Grid
-from covey.engine.native.panels import has_half
 from covey.policy import sampling as sampler
 from covey.policy.attention.base import Rule
 from covey.policy.sampling import random_uniform
@@ -21,7 +20,6 @@ from ..tiny import tiny_policy
 from .test_engine import GENEROUS, PROMPTS, one
 
 CPU = torch.device("cpu")
-HALF = pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
 SHAPES = [
     pytest.param((7, 3, 4, 4, 32, None), id="as many keys as queries"),
     pytest.param((40, 8, 8, 2, 64, None), id="four queries a key"),
@@ -98,7 +96,6 @@ def test_the_numbers_are_those_of_torch_and_the_cache_is_written_alike(shape: tu
         assert torch.equal(mine.values[0], theirs.values[0])
 
 
-@HALF
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_half_precision_cache_computes_with_its_rounded_keys_and_values(
     shape: tuple[int, ...],
@@ -115,7 +112,7 @@ def test_a_half_precision_cache_computes_with_its_rounded_keys_and_values(
     assert torch.equal(compiled.cache.rows.keys[0].double(), exact.cache.rows.keys[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=HALF)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_gets_the_same_bits_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     step = random_step(shape, dtype)

@@ -17,7 +17,6 @@ from covey.engine.drafts.contexts import SHARED, SOURCE, Contexts, Memory
 from covey.engine.drafts.drafter import Drafter, accept
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.own_weights import OwnWeightsEngine
-from covey.engine.native.panels import has_half
 from covey.engine.native.rows import DecodeRow, RowDraws, SamplingRequest
 from covey.policy.kernels.compiler import library
 from covey.policy.policy import Policy
@@ -37,7 +36,7 @@ KINDS = [
     {"temperature": 0.3, "top_p": 0.7, "min_p": 0.02},
     {"temperature": 0.05, "stop": ("a", "\n")},
 ]
-PRECISIONS = [torch.float32, *([torch.bfloat16] if has_half() else [])]
+PRECISIONS = [torch.float32, torch.bfloat16]
 
 
 def sampled(engine: NativeEngine, sampling: Sampling, n: int = 3) -> list[list[Completion]]:

@@ -14,7 +14,6 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.models.fused import FusedModel
-from covey.engine.native.panels import has_half
 from covey.engine.native.runner import detect_capabilities
 from covey.policy.attention.base import DENSE
 from covey.policy.kernels.linear import TiledLinear, use_onednn
@@ -27,7 +26,6 @@ from ..tiny import tiny_policy
 from .test_decode_weights import with_adapters
 from .test_engine import GENEROUS, one
 
-NEEDS_HALF = pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
 IDS = tuple(range(5, 25))
 FAMILY = ["llama", "qwen2", "qwen3", "mistral"]
 
@@ -116,7 +114,6 @@ def test_without_rules_nothing_is_fused() -> None:
     assert not is_fused(build_decode_policy(policy))
 
 
-@NEEDS_HALF
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_in_half_precision_it_is_no_further_from_float32_than_autocast_is(architecture: str) -> None:
     exact = make_policy(architecture)
@@ -172,7 +169,6 @@ ADAPTED: list[Callable[[str], Policy]] = [
 ]
 
 
-@NEEDS_HALF
 @pytest.mark.parametrize("make", ADAPTED)
 def test_half_precision_adapters_are_as_exact_as_autocast(
     make: Callable[[str], Policy],
@@ -187,7 +183,7 @@ def test_half_precision_adapters_are_as_exact_as_autocast(
         assert (logprobs(exact) - logprobs(twin)).abs().mean() > 5 * theirs.mean()
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=NEEDS_HALF)])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_base_weights_in_few_bits_are_sampled_from_as_the_numbers_they_stand_for(
     bits: int, precision: str, tmp_path: Path
@@ -205,7 +201,6 @@ def test_base_weights_in_few_bits_are_sampled_from_as_the_numbers_they_stand_for
         assert (logprobs(twin) - logprobs(plain)).abs().max() > 3 * limit
 
 
-@NEEDS_HALF
 def test_a_small_step_of_an_adapter_changes_what_is_sampled_from_in_half_precision() -> None:
     policy = with_adapters("bfloat16")
     twin = fused_twin(policy)
@@ -223,7 +218,6 @@ def test_a_small_step_of_an_adapter_changes_what_is_sampled_from_in_half_precisi
     )
 
 
-@NEEDS_HALF
 @pytest.mark.parametrize("make", ADAPTED)
 def test_rows_with_adapters_in_half_precision_are_independent_of_those_beside_them(
     make: Callable[[str], Policy],
@@ -235,7 +229,6 @@ def test_rows_with_adapters_in_half_precision_are_independent_of_those_beside_th
     assert beside[0] == alone[0]
 
 
-@NEEDS_HALF
 def test_an_engine_in_half_precision_samples_through_c_what_the_trainer_scores() -> None:
     half = replace(make_policy("qwen2"), precision=torch.bfloat16)
     engine = NativeEngine(half, GENEROUS, 4)

@@ -132,8 +132,6 @@ def test_turns_and_neighbours_change_no_row(architecture: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("architecture", SHAPES)
 def test_half_precision_stays_near_the_trainer(architecture: str, tmp_path: Path) -> None:
-    if not torch.cpu._is_avx512_bf16_supported():
-        pytest.skip("needs a processor that multiplies bfloat16")
     policy = policy_of(architecture, tmp_path, precision="bfloat16")
     engine = NativeEngine(policy, GENEROUS, 64)
     assert is_fused(engine._policy)

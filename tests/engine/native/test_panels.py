@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.native.panels import Adapter, CompiledLinear, PackedWeights, Weights, has_half, multiply
+from covey.engine.native.panels import Adapter, CompiledLinear, PackedWeights, Weights, multiply
 
 from ...support.builders import normal
 
-BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here"))
-DTYPES = [torch.float32, BFLOAT16, torch.int8]
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 SHAPES = [(1, 16, 32), (7, 48, 33), (8, 64, 31), (64, 32, 1), (65, 128, 344), (200, 96, 100)]
 """Rows, inputs, outputs: beside and beyond blocks of 8 and 32 rows, tiles of 32 inputs, and batches of 64 rows."""
 

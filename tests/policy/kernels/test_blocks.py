@@ -8,7 +8,6 @@ from covey.policy.kernels.blocks import (
     Projection,
     add_gated,
     layers_of,
-    multiplies_half,
     product_call,
     project,
     run_products,
@@ -58,9 +57,7 @@ def _gated(hidden: Tensor, x: Tensor, used: list[Projection]) -> Tensor:
     return hidden.double() + plain(nn.functional.silu(plain(x, gate)) * plain(x, up), down)
 
 
-@pytest.mark.parametrize(
-    "half", [False, pytest.param(True, marks=pytest.mark.skipif(not multiplies_half(), reason="no bfloat16"))]
-)
+@pytest.mark.parametrize("half", [False, True])
 def test_a_gated_mlp_gives_the_plain_numbers_and_gradients(half: bool) -> None:
     used = layers((WIDER, WIDTH), (WIDER, WIDTH), (WIDTH, WIDER))
     used[2] = Projection(used[2].weight_OI, None, used[2].down_RI, used[2].up_OR, 1.5)

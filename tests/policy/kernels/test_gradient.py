@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from covey.policy.kernels.blocks import has_tiles, multiplies_half, multiply, weight_gradient
+from covey.policy.kernels.blocks import multiply, weight_gradient
 from covey.policy.kernels.layers import use_compiled
 from covey.policy.kernels.linear import OneDnnLinear, use_onednn
 
@@ -20,8 +20,7 @@ SHAPES = [
     (70, 300, 600),
 ]
 """Tokens, outputs, inputs: beside and beyond tiles, stretches of tokens, and what stays in a cache."""
-TYPES = [torch.float32, torch.bfloat16] if has_tiles() or multiplies_half() else [torch.float32]
-"""Those that C computes on this processor."""
+TYPES = [torch.float32, torch.bfloat16]
 
 pytestmark = pytest.mark.usefixtures("own_threads")
 
@@ -52,7 +51,7 @@ def test_tensors_need_not_lie_side_by_side() -> None:
     assert torch.equal(weight_gradient(gradient.T, x.T), weight_gradient(gradient.T.contiguous(), x.T.contiguous()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *([torch.bfloat16] if multiplies_half() else [])])
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(37, 53, 29), (5, 2, 1), (100, 2500, 70), (16, 4999, 2100)])
 def test_factors_may_lie_turned_and_sums_be_long(dtype: torch.dtype, rows: int, depth: int, columns: int) -> None:
     first, second = normal(rows, depth).to(dtype), normal(depth, columns, seed=1).to(dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey.engine.native.cache import Cache, CacheBlock, CacheShape
 from covey.engine.native.layouts import Grid, PrefillLayout, StretchLayout
-from covey.engine.native.panels import SOURCE, has_half
+from covey.engine.native.panels import SOURCE
 from covey.policy import sampling
 from covey.policy.attention.base import Rule
 from covey.policy.attention.compiled import compiled_layout
@@ -160,7 +160,4 @@ def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> 
     widths = [(layer.key_width, layer.value_width) for layer in shape.layers if layer.num_heads]
     is_plain = all(rule.is_plain for rule in rules)
     reasons = [unsupported_reason(kernel, tensors, widths, is_plain=is_plain) for kernel in ("attention", "decode")]
-    if len(set(widths)) > 1 or any(reasons):
-        return False
-    # Products of bfloat16 in C need instructions for them
-    return shape.dtype != torch.bfloat16 or has_half()
+    return len(set(widths)) <= 1 and not any(reasons)

@@ -250,8 +250,3 @@ def row_bytes(inner: int, dtype: torch.dtype) -> int:
 def panel_width() -> int:
     """Return the number of outputs side by side in a panel."""
     return ctypes.c_int64.in_dll(library(SOURCE), "covey_panel").value
-
-
-def has_half() -> bool:
-    """Return True if the processor multiplies bfloat16. NoCompilerError."""
-    return bool(ctypes.c_int64.in_dll(library(SOURCE), "covey_has_half").value)

@@ -35,12 +35,12 @@ def product_call(
 ) -> ctypes.Structure:
     """Prepare a sum of products a @ b and of `added_M`.
 
-    Factors are float32, or bfloat16 where `multiplies_half`, and may be turned. With `half`, those of float32
-    are rounded. `added_M` has a number for each column, or for each number of `out_NM`, or is that itself.
+    Factors are float32 or bfloat16 and may be turned. With `half`, those of float32 are rounded. `added_M` has a
+    number for each column, or for each number of `out_NM`, or is that itself.
     """
     parts = [tuple(each if 1 in each.stride() else each.contiguous() for each in part) for part in parts]  # type: ignore[misc]
     half = any(each.dtype == HALF for part in parts for each in part) if half is None else half
-    half_out, size = out_NM.dtype == HALF, 2 if half else 1
+    half_out, size = out_NM.dtype == HALF, numbers_of_a_step() if half else 1
     is_long = len(parts) > PIECES or sum(-(-a.shape[1] // size) for a, _ in parts) > DEPTH
     room = out_NM.new_empty(len(out_NM), out_NM.stride(0), dtype=torch.float32) if half_out and is_long else None
     sums = room if half_out else out_NM
@@ -53,6 +53,11 @@ def product_call(
     call.half_added = added_M is not None and added_M.dtype == HALF
     call.held = (parts, described, sums, out_NM, added_M)
     return call
+
+
+def numbers_of_a_step() -> int:
+    """Return the numbers of bfloat16 that are multiplied at a time."""
+    return ctypes.c_int64.in_dll(library(SOURCE), "covey_pair").value
 
 
 def run_products(*calls: ctypes.Structure) -> None:
@@ -91,19 +96,10 @@ def multiply(
     return out
 
 
-@cache
-def multiplies_half() -> bool:
-    """Return True where C multiplies bfloat16 by vectors."""
-    try:
-        return bool(library(SOURCE).covey_multiplies_half())
-    except NoCompilerError:
-        return False
-
-
 def weight_gradient(gradient_NO: Tensor, x_NI: Tensor, sum_OI: Tensor | None = None) -> Tensor:
     """Compute gradient^T @ x, (O, I), deterministic for any number of threads.
 
-    Both are float32, or bfloat16 where `has_tiles` or `multiplies_half`; the result is float32, added to `sum_OI`.
+    Both are float32 or bfloat16; the result is float32, added to `sum_OI`.
     """
     if x_NI.dtype == torch.float32 or not has_tiles():
         return multiply(gradient_NO.t(), x_NI, sum_OI, torch.float32)
@@ -169,7 +165,7 @@ def is_computed(module: nn.Module, x: Tensor, weight: Tensor) -> bool:
     """Return True where products of `x` and a weight go through C."""
     heard = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     kind = product_type("cpu", x.dtype)
-    is_known = weight.dtype in (torch.float32, kind) and (kind == torch.float32 or (kind == HALF and multiplies_half()))
+    is_known = weight.dtype in (torch.float32, kind) and kind in (torch.float32, HALF)
     return is_known and x.device.type == "cpu" and x.numel() > 0 and not heard
 
 

@@ -14,11 +14,11 @@
 #define MOST 127.0f
 #define MOST_ROUNDED 256 /* weights that are rounded together */
 #if LANES == 16
-#define ALL_LANES(x) _mm512_set1_ps(x)
 #define WHOLE(x) (ints)_mm512_cvtps_epi32(x)
+#define PAIRED(a, b) (ints)_mm512_madd_epi16((__m512i)(a), (__m512i)(b))
 #else
-#define ALL_LANES(x) _mm256_set1_ps(x)
 #define WHOLE(x) (ints)_mm256_cvtps_epi32(x)
+#define PAIRED(a, b) (ints)_mm256_madd_epi16((__m256i)(a), (__m256i)(b))
 #endif
 #define EIGHTH_ROWS (LANES / 2) /* rows whose whole sums are in registers */
 
@@ -84,9 +84,13 @@ INLINE ints dot(ints sum, ints weights, ints four) {
     return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)four);
 }
 #else
+typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
+typedef uint16_t places __attribute__((vector_size(4 * LANES)));
+
+/* Bytes of even places and of odd ones as numbers of sixteen bits, whose products are added in pairs, exactly. */
 INLINE ints dot(ints sum, ints weights, ints four) {
-    for (int k = 0; k < FOUR; k++) sum += (ints)((words)weights >> (8 * k) & 255) * (four << (24 - 8 * k) >> 24);
-    return sum;
+    const shorts even = (shorts)((places)weights & 255), odd = (shorts)((places)weights >> 8);
+    return sum + PAIRED(even, (shorts)((places)four << 8) >> 8) + PAIRED(odd, (shorts)four >> 8);
 }
 #endif
 
@@ -116,10 +120,9 @@ INLINE void multiply_eighths(const uint8_t *x, int64_t inner, int64_t last, cons
             fetch_ahead(ahead, s * SPAN / FOUR + i);
 #pragma GCC unroll 8
             for (int r = 0; r < num; r++) {
-                float four; /* as a float it is broadcast from memory */
-                memcpy(&four, row[r] + s * SPAN + i * FOUR, sizeof four);
+                const ints four = (ints)everywhere(row[r] + s * SPAN + i * FOUR);
 #pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++) whole[r][v] = dot(whole[r][v], weights[v], (ints)ALL_LANES(four));
+                for (int v = 0; v < VECTORS; v++) whole[r][v] = dot(whole[r][v], weights[v], four);
             }
         }
 #pragma GCC unroll 8

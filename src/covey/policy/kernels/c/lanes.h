@@ -40,6 +40,17 @@ INLINE lanes load(const float *from) {
 
 INLINE void store(float *to, lanes value) { memcpy(to, &value, sizeof value); }
 
+/* Four bytes in every lane, whatever they are. */
+INLINE lanes everywhere(const void *from) {
+    float bits;
+    memcpy(&bits, from, sizeof bits);
+#if LANES == 16
+    return (lanes)_mm512_set1_ps(bits);
+#else
+    return (lanes)_mm256_set1_ps(bits);
+#endif
+}
+
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -198,6 +209,37 @@ INLINE words rounded_lanes(lanes value) {
     const words bits = (words)value, near = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
     const words is_number = (words)(value == value);
     return (near & is_number) | (0x7fc00000 & ~is_number);
+}
+
+/* Keep a vector in a register, and nothing else that was read: compilers read it again in each product, which waits for
+   reads, or fill registers with what could be read again. */
+#define KEEP(vector) __asm__ volatile("" : "+v"(vector) : : "memory")
+
+/* How many bfloat16 of a word are multiplied at a time. */
+#ifdef __AVX512BF16__
+#define PAIR 2
+#else
+#define PAIR 1
+#endif
+
+/* sum + a * b of floats, or of pairs where there is an instruction for them: the upper ones first. */
+INLINE lanes plus_product(lanes sum, lanes a, lanes b, const int half) {
+#ifdef __AVX512BF16__
+    if (half) return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#endif
+    (void)half;
+    return sum + a * b;
+}
+
+/* Numbers as bfloat16, one vector's behind the other's. */
+INLINE lanes narrowed(lanes first, lanes second) {
+#ifdef __AVX512BF16__
+    return (lanes)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+    const halves both[2] = {__builtin_convertvector(rounded_lanes(first) >> 16, halves),
+                            __builtin_convertvector(rounded_lanes(second) >> 16, halves)};
+    return load((const float *)both);
+#endif
 }
 
 /* Numbers `at` .. of an array of floats or bfloat16. */

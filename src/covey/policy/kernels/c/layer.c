@@ -31,11 +31,6 @@
 #define PANEL (VECTORS * LANES)
 #define BATCH 64 /* rows that go through all panels together: they stay in the cache */
 
-#ifdef __AVX512BF16__
-const int64_t covey_has_half = 1;
-#else
-const int64_t covey_has_half = 0;
-#endif
 const int64_t covey_panel = PANEL;
 
 typedef struct Adapter Adapter;
@@ -110,10 +105,16 @@ INLINE void fetch_ahead(Ahead ahead, int64_t place) {
 #include "eighths.h"
 #include "tiles.h"
 
-/* Sums of the first `num` rows of a tile in float32: rows at x, `stride` apart, `last` + 1 of them (the others repeat the
-   last one). A sum is the same for any `num`. */
-INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel, Ahead ahead,
-                     lanes out[][VECTORS], const int num) {
+/* The numbers of words that are multiplied at a time: words themselves, or first the upper and then the lower of a pair. */
+INLINE lanes part_of_word(lanes word, const int part, const int half) {
+    if (!half || PAIR == 2) return word;
+    return (lanes)(part ? (words)word << 16 : (words)word & 0xffff0000);
+}
+
+/* Sums of the first `num` rows of a tile: rows of `steps` words at x, `stride` apart, `last` + 1 of them (the others repeat
+   the last one). A sum is the same for any `num`. */
+INLINE void multiply(const float *x, int64_t stride, int64_t steps, int64_t last, const float *panel, Ahead ahead,
+                     lanes out[][VECTORS], const int num, const int half) {
     const float *row[TOGETHER];
     lanes sum[TOGETHER][VECTORS];
 #pragma GCC unroll 8
@@ -121,67 +122,39 @@ INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last
         row[r] = x + smaller(r, last) * stride;
         for (int v = 0; v < VECTORS; v++) sum[r][v] = (lanes){0};
     }
-    for (int64_t i = 0; i < inner; i++) {
-        lanes weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = load(panel + i * PANEL + v * LANES);
+    for (int64_t i = 0; i < steps; i++) {
         fetch_ahead(ahead, i);
+        for (int part = 0; part < (half ? 2 / PAIR : 1); part++) {
+            lanes weights[VECTORS];
+            for (int v = 0; v < VECTORS; v++) {
+                weights[v] = part_of_word(load(panel + i * PANEL + v * LANES), part, half);
+                KEEP(weights[v]);
+            }
 #pragma GCC unroll 8
-        for (int r = 0; r < num; r++)
+            for (int r = 0; r < num; r++) {
+                const lanes own = part_of_word(everywhere(row[r] + i), part, half);
 #pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) sum[r][v] += row[r][i] * weights[v];
+                for (int v = 0; v < VECTORS; v++) sum[r][v] = plus_product(sum[r][v], own, weights[v], half);
+            }
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < num; r++)
         for (int v = 0; v < VECTORS; v++) out[r][v] = sum[r][v];
 }
 
-#ifdef __AVX512BF16__
-/* The same in bfloat16, two inputs at a time. */
-INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int64_t last, const uint32_t *panel,
-                          Ahead ahead, lanes out[][VECTORS], const int num) {
-    const uint32_t *row[TOGETHER];
-    __m512 sum[TOGETHER][VECTORS];
-#pragma GCC unroll 8
-    for (int r = 0; r < num; r++) {
-        row[r] = x + smaller(r, last) * stride;
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
-    }
-    for (int64_t i = 0; i < pairs; i++) {
-        __m512bh weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(panel + i * PANEL + v * LANES);
-        fetch_ahead(ahead, i);
-#pragma GCC unroll 8
-        for (int r = 0; r < num; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-                sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)_mm512_set1_epi32((int)row[r][i]), weights[v]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < num; r++)
-        for (int v = 0; v < VECTORS; v++) out[r][v] = (lanes)sum[r][v];
-}
-#endif
-
 /* Functions of their own for few rows: products of bfloat16 take longer than reading weights. */
-#define MULTIPLY(num)                                                                                                 \
-    static __attribute__((noinline)) void multiply_##num(const float *x, int64_t stride, int64_t inner, int64_t last, \
-                                                         const float *panel, Ahead ahead, lanes out[][VECTORS]) {     \
-        multiply(x, stride, inner, last, panel, ahead, out, num);                                                            \
+#define MULTIPLY(name, num, half)                                                                                     \
+    static __attribute__((noinline)) void name(const float *x, int64_t stride, int64_t steps, int64_t last,           \
+                                               const float *panel, Ahead ahead, lanes out[][VECTORS]) {               \
+        multiply(x, stride, steps, last, panel, ahead, out, num, half);                                               \
     }
-#define MULTIPLY_HALF(num)                                                                                            \
-    static __attribute__((noinline)) void multiply_half_##num(const uint32_t *x, int64_t stride, int64_t pairs,       \
-                                                              int64_t last, const uint32_t *panel, Ahead ahead,    \
-                                                              lanes out[][VECTORS]) {                              \
-        multiply_half(x, stride, pairs, last, panel, ahead, out, num);                                                       \
-    }
-MULTIPLY(2)
-MULTIPLY(4)
-MULTIPLY(TOGETHER)
-#ifdef __AVX512BF16__
-MULTIPLY_HALF(2)
-MULTIPLY_HALF(4)
-MULTIPLY_HALF(TOGETHER)
-#endif
+MULTIPLY(multiply_2, 2, 0)
+MULTIPLY(multiply_4, 4, 0)
+MULTIPLY(multiply_all, TOGETHER, 0)
+MULTIPLY(multiply_half_2, 2, 1)
+MULTIPLY(multiply_half_4, 4, 1)
+MULTIPLY(multiply_half_all, TOGETHER, 1)
 
 /* Rows that enter a product, and the same in eight bits where its weights have eight. */
 typedef struct {
@@ -226,27 +199,25 @@ INLINE void sum_up_eighths(const Product *p, const uint8_t *x, int64_t first, in
 /* Rows first .. last of x, `width` numbers each, ROWS at most, times a panel, from number `at` on. */
 INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, int64_t first, int64_t last,
                    int64_t panel, Sums sum, const int half) {
-    const int64_t end = smaller(last, first + ROWS - 1);
-#ifdef __AVX512BF16__
-    const int64_t pairs = p->inner / 2, stride = width / 2;
-    const uint32_t *weights = (const uint32_t *)p->panels + panel * pairs * PANEL;
-    const uint32_t *from = (const uint32_t *)x + (first * width + at) / 2;
+    const int64_t more = smaller(last - first, ROWS - 1), together = half ? 2 : 1; /* numbers of a word */
+    const int64_t steps = p->inner / together, stride = width / together;
+    const float *weights = (const float *)p->panels + panel * steps * PANEL;
+    const float *from = (const float *)x + (first * width + at) / together;
 #ifdef TILE_ROWS
-    if (half && goes_by_tiles(pairs)) {
-        multiply_tiles(from, stride, pairs, end - first, weights, sum);
+    if (half && goes_by_tiles(steps)) {
+        multiply_tiles((const uint32_t *)from, stride, steps, more, (const uint32_t *)weights, sum);
         return;
     }
 #endif
-    for (int64_t r = 0, more = end - first; half && r <= more; r += TOGETHER)
-        (more - r < 2 ? multiply_half_2 : more - r < 4 ? multiply_half_4 : multiply_half_TOGETHER)(
-            from + r * stride, stride, pairs, more - r, weights, ahead_of(p, panel, first + r, last, TOGETHER, 1), sum + r);
-    if (half) return;
-#endif
-    for (int64_t r = first; r <= end; r += TOGETHER)
-        (end - r < 2 ? multiply_2 : end - r < 4 ? multiply_4 : multiply_TOGETHER)(
-            (const float *)x + r * width + at, width, p->inner, end - r,
-            (const float *)p->panels + panel * p->inner * PANEL, ahead_of(p, panel, r, last, TOGETHER, 0),
-            sum + (r - first));
+    for (int64_t r = 0; r <= more; r += TOGETHER) {
+        const Ahead ahead = ahead_of(p, panel, first + r, last, TOGETHER, half);
+        if (half)
+            (more - r < 2 ? multiply_half_2 : more - r < 4 ? multiply_half_4 : multiply_half_all)(
+                from + r * stride, stride, steps, more - r, weights, ahead, sum + r);
+        else
+            (more - r < 2 ? multiply_2 : more - r < 4 ? multiply_4 : multiply_all)(
+                from + r * stride, stride, steps, more - r, weights, ahead, sum + r);
+    }
 }
 
 /* The same of a whole product: its bias, and its adapter, from what was made `narrow` for it. */
@@ -693,15 +664,7 @@ void covey_draw(const Draws *d, int64_t num_threads) {
 
 /* What a vector of a packed row holds of the inputs from `from` on: LANES of them, or as many pairs in bfloat16. */
 INLINE lanes packed(const float *from, const int half) {
-#if LANES == 16
-    if (half) {
-        const lanes a = load(from), b = load(from + LANES);
-        const lanes even = SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-        const lanes odd = SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-        return (lanes)(rounded_lanes(even) >> 16 | rounded_lanes(odd));
-    }
-#endif
-    return load(from);
+    return half ? narrowed(load(from), load(from + LANES)) : load(from);
 }
 
 /* The next LANES numbers, or pairs, of a panel's outputs, of which all are there. */
@@ -718,7 +681,7 @@ INLINE void pack_block(const float *weight, float *panel, int64_t inner, int64_t
 
 INLINE void pack(const float *weight, void *panels, int64_t inner, int64_t outer, int64_t num_threads, const int half) {
     const int64_t together = half ? 2 : 1; /* inputs that lie side by side */
-    const int64_t blocks = half && LANES < 16 ? 0 : inner / (together * LANES);
+    const int64_t blocks = inner / (together * LANES);
 #pragma omp parallel for schedule(static) num_threads(num_threads)
     for (int64_t first = 0; first < outer; first += PANEL) {
         const int64_t ready = first + PANEL <= outer ? blocks * together * LANES : 0;

@@ -2,7 +2,7 @@
    bfloat16, sums float32 and rounded once. blocks.py calls covey_products and mirrors the structs.
 
    Lines of both factors (rows of a, columns of b) are laid out in groups of LANES, step after step of the sum; a step is
-   a number, or of bfloat16 a pair of numbers. Each number of `out` is one sum in order, in stretches of at most DEPTH
+   a number, or of bfloat16 a pair of numbers; without an instruction for pairs a bfloat16 becomes a float there. Each number of `out` is one sum in order, in stretches of at most DEPTH
    steps: no bit depends on the number of threads, nor a row's on the rows beside it. */
 
 #include "lanes.h"
@@ -21,6 +21,8 @@
 #define SIZE ((DEPTH + 2 * LANES + 1) * LANES) /* words of a group, at most */
 #define AHEAD 16    /* numbers of a line that are fetched before they are laid out */
 #define PIECES 32   /* of a stretch, at most */
+
+const int64_t covey_pair = PAIR; /* numbers of bfloat16 in a step */
 
 typedef struct {
     const void *a, *b;               /* rows x depth, depth x columns */
@@ -49,29 +51,24 @@ INLINE int64_t divided(int64_t count, int64_t unit) { return (count + unit - 1) 
 
 /* ---------------------------------------------------------------------------------------------------- laying out */
 
-/* Numbers as bfloat16, one vector's behind the other's; of processors without such products no one asks. */
-INLINE lanes narrowed(lanes first, lanes second) {
-#ifdef __AVX512BF16__
-    return (lanes)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-#else
-    return first + second;
-#endif
-}
-
 /* How numbers lie: alone, as bfloat16, or alone and to become bfloat16. */
 enum { WHOLE, HALF, WIDE };
 
-/* A step of some lines that lie side by side: numbers at `from`, of bfloat16 also those one line on. */
+INLINE int64_t numbers_of(const int form) { return form == WHOLE ? 1 : PAIR; }
+
+/* A step of some lines that lie side by side: numbers at `from`, of pairs also those one line on. */
 INLINE lanes across(const void *from, int64_t at, int64_t stride, int64_t count, int64_t left, const int form) {
     if (form != HALF) {
         lanes value = {0}, next = {0};
         memcpy(&value, (const float *)from + at, 4 * (size_t)count);
         if (form == WHOLE) return value;
+        if (PAIR == 1) return (lanes)rounded_lanes(value);
         if (left > 1) memcpy(&next, (const float *)from + at + stride, 4 * (size_t)count);
         return (lanes)(rounded_lanes(value) >> 16 | rounded_lanes(next));
     }
     halves first = {0}, second = {0};
     memcpy(&first, (const uint16_t *)from + at, 2 * (size_t)count);
+    if (PAIR == 1) return widened(first);
     if (left > 1) memcpy(&second, (const uint16_t *)from + at + stride, 2 * (size_t)count);
     return (lanes)(__builtin_convertvector(first, words) | __builtin_convertvector(second, words) << 16);
 }
@@ -87,8 +84,14 @@ INLINE lanes along_of(const void *from, int64_t at, int64_t left, const int64_t 
 
 /* LANES steps of a line; `left` numbers are there. */
 INLINE lanes along(const void *from, int64_t at, int64_t left, const int form) {
-    if (form == WIDE) return narrowed(along_of(from, at, left, 4), along_of(from, at + LANES, left - LANES, 4));
-    return along_of(from, at, left, form == HALF ? 2 : 4);
+    if (PAIR == 1 && form == HALF) {
+        halves value = {0};
+        memcpy(&value, (const uint16_t *)from + at, 2 * (size_t)larger(0, smaller(left, LANES)));
+        return widened(value);
+    }
+    const lanes first = along_of(from, at, left, form == HALF ? 2 : 4);
+    if (form != WIDE) return first;
+    return PAIR == 1 ? (lanes)rounded_lanes(first) : narrowed(first, along_of(from, at + LANES, left - LANES, 4));
 }
 
 /* Lines first .. last of a factor, of `num`, and numbers start .. end of each: group after group, `apart` words; zeros where
@@ -102,8 +105,8 @@ typedef struct {
 INLINE void lay_across(uint32_t *to, Lines l, int64_t first, int64_t last, int64_t steps, const int form) {
     const int64_t size = form == HALF ? 2 : 4;
     for (int64_t k = 0; k < steps; k++) {
-        const int64_t place = l.start + k * (form == WHOLE ? 1 : 2), at = place * l.stride, left = l.end - place;
-        for (int64_t next = AHEAD; next < AHEAD + (form == WHOLE ? 1 : 2); next++)
+        const int64_t place = l.start + k * numbers_of(form), at = place * l.stride, left = l.end - place;
+        for (int64_t next = AHEAD; next < AHEAD + numbers_of(form); next++)
             for (int64_t line = first; line < last; line += 64 / size)
                 __builtin_prefetch((const char *)l.from + (at + next * l.stride + line) * size, 0, 2);
         uint32_t *group = to + k * LANES;
@@ -125,7 +128,7 @@ INLINE void lay_along(uint32_t *to, Lines l, int64_t first, int64_t last, int64_
     for (int64_t line = first; line < last; line += LANES, to += l.apart)
         for (int64_t k = 0; k < steps; k += LANES) {
             lanes rows[LANES];
-            const int64_t place = l.start + k * (form == WHOLE ? 1 : 2);
+            const int64_t place = l.start + k * numbers_of(form);
 #pragma GCC unroll 16
             for (int r = 0; r < LANES; r++) {
                 const char *next = (const char *)l.from + ((line + LANES + r) * l.stride + place) * size;
@@ -139,7 +142,7 @@ INLINE void lay_along(uint32_t *to, Lines l, int64_t first, int64_t last, int64_
 }
 
 static __attribute__((noinline)) void lay(uint32_t *to, Lines l, int64_t first, int64_t last, int is_along, int form) {
-    const int64_t steps = divided(l.end - l.start, form == WHOLE ? 1 : 2);
+    const int64_t steps = divided(l.end - l.start, numbers_of(form));
     switch (2 * form + is_along) {
     case 2 * WHOLE: lay_across(to, l, first, last, steps, WHOLE); break;
     case 2 * WHOLE + 1: lay_along(to, l, first, last, steps, WHOLE); break;
@@ -152,31 +155,25 @@ static __attribute__((noinline)) void lay(uint32_t *to, Lines l, int64_t first, 
 
 /* ---------------------------------------------------------------------------------------------------- summing */
 
-INLINE lanes plus_product(lanes sum, const uint32_t *a, lanes b, const int half) {
-#ifdef __AVX512BF16__
-    if (half) return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)*a), (__m512bh)b);
-#endif
-    float value;
-    memcpy(&value, a, sizeof value);
-    return sum + value * b;
-}
-
 /* ROWS rows by `vectors` groups of columns, `apart` from one another. */
 INLINE void sum_up(const uint32_t *a, const uint32_t *b, int64_t apart, int64_t steps, float *tile, const uint32_t *ahead,
                    const int vectors, const int half) {
     lanes sum[ROWS][VECTORS] = {0};
     for (int64_t k = 0; k < steps; k++, a += LANES, b += LANES) {
-        lanes line[VECTORS];
         if (k % 4 == 0) {
             __builtin_prefetch(ahead, 0, 2);
             ahead += LANES;
         }
+        lanes line[VECTORS];
 #pragma GCC unroll 3
-        for (int v = 0; v < vectors; v++) memcpy(&line[v], b + v * apart, sizeof line[v]);
+        for (int v = 0; v < vectors; v++) {
+            line[v] = load((const float *)b + v * apart);
+            KEEP(line[v]);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 3
-            for (int v = 0; v < vectors; v++) sum[r][v] = plus_product(sum[r][v], a + r, line[v], half);
+            for (int v = 0; v < vectors; v++) sum[r][v] = plus_product(sum[r][v], everywhere(a + r), line[v], half);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
@@ -253,7 +250,7 @@ static void multiply_block(const Product *p, const Stretch *s, const uint32_t *a
         for (int64_t r = row; r < end; r += ROWS, ahead += share) {
             const uint32_t *rows = a + (r - row) / LANES * s->apart + (r - row) % LANES;
             fetch_places(p, r, c, s->is_last);
-            SUMS[p->half][divided(width, LANES) - 1](rows, columns, s->apart, s->steps, tile, ahead);
+            SUMS[p->half && PAIR == 2][divided(width, LANES) - 1](rows, columns, s->apart, s->steps, tile, ahead);
             put_tile(p, tile, r, c, width, s->is_first, s->is_last);
         }
     }
@@ -272,13 +269,13 @@ int64_t covey_product_room(int64_t columns, int64_t num_threads) {
 }
 
 /* Steps of the sum from number `start` to `end`. */
-INLINE int64_t steps_of(int64_t start, int64_t end, int64_t half) { return divided(end - start, half ? 2 : 1); }
+INLINE int64_t steps_of(int64_t start, int64_t end, int64_t half) { return divided(end - start, half ? PAIR : 1); }
 
 /* The stretch that begins at a number of a part; both are moved behind it. Long parts are cut into like pieces. */
 INLINE Stretch next_stretch(const Product *p, int64_t *part, int64_t *start) {
     Stretch s = {.is_first = *part == 0 && *start == 0};
     while (*part < p->num_parts && s.num < PIECES) {
-        const int64_t depth = p->parts[*part].depth, cuts = larger(1, divided(depth, DEPTH * (p->half ? 2 : 1)));
+        const int64_t depth = p->parts[*part].depth, cuts = larger(1, divided(depth, DEPTH * (p->half ? PAIR : 1)));
         const int64_t end = smaller(depth, *start + divided(divided(depth, cuts), 2 * LANES) * 2 * LANES);
         if (s.num && s.steps + steps_of(*start, end, p->half) > DEPTH) break;
         s.pieces[s.num++] = (Piece){p->parts + *part, *start, end};
@@ -318,14 +315,6 @@ static void multiply_stretch(const Product *p, const Stretch *s, int64_t from, i
         lay_pieces(own, p, s, first, last, 1);
         multiply_block(p, s, own, room, first, smaller(last, p->rows), from, to);
     }
-}
-
-int64_t covey_multiplies_half(void) {
-#ifdef __AVX512BF16__
-    return 1;
-#else
-    return 0;
-#endif
 }
 
 /* Products in order, at most `columns` wide; `b` of none is what the one right before it makes. */
