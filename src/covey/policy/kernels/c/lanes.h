@@ -222,7 +222,7 @@ INLINE words rounded_lanes(lanes value) {
 #define PAIR 1
 #endif
 
-/* sum + a * b of floats, or of pairs where there is an instruction for them: the upper ones first. */
+/* sum + a * b of floats, or of pairs where there is an instruction for them. */
 INLINE lanes plus_product(lanes sum, lanes a, lanes b, const int half) {
 #ifdef __AVX512BF16__
     if (half) return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
