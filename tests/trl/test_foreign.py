@@ -67,6 +67,11 @@ def test_a_setting_of_another_system_is_answered_with_words_to_type(typed: str, 
     assert f"{typed.lstrip('+')} is {words} here" in refused(typed)
 
 
+@pytest.mark.parametrize("known", ["hydra.run.dir=a", "hydra/launcher=ray", "algorithm.loss_options.eps_low=0.1"])
+def test_what_is_known_is_not_called_unknown_beside_a_foreign_setting(known: str) -> None:
+    assert refused("max_steps=4", known) == refused("max_steps=4")
+
+
 def test_numbers_that_depend_on_each_other_are_computed_from_all_that_was_typed() -> None:
     line = refused("train.total_dialog_turns=100_000", "train.dialog_turns_per_batch=64", "env.repeats=8")
     assert "is total_rollouts=100000 here" in line

@@ -111,8 +111,6 @@ def refuse_foreign(unknown: Iterable[str], given: Mapping[str, str], known: Coll
     """
     lines = {name: explain_foreign(name, given[name], given) for name in unknown}
     if any(lines.values()):
-        spelt = [
-            line or f"unknown setting {name}{did_you_mean(name, known)}".replace("; ", ", ")
-            for name, line in lines.items()
-        ]
+        hints = {name: did_you_mean(name, known).replace("; ", ", ") for name in lines}
+        spelt = [lines[name] or f"unknown setting {name}{hint}" for name, hint in hints.items() if lines[name] or hint]
         raise ValueError("; ".join(dict.fromkeys(spelt)))
