@@ -14,7 +14,7 @@
 #endif
 #include <immintrin.h> /* not before: other processors have none, and are to read why they are refused */
 
-#ifdef __AVX512F__
+#ifdef __AVX512BW__
 #define LANES 16 /* with 32 registers; without, 16 registers are counted on */
 #else
 #define LANES 8

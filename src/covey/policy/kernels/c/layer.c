@@ -156,6 +156,9 @@ MULTIPLY(multiply_half_2, 2, 1)
 MULTIPLY(multiply_half_4, 4, 1)
 MULTIPLY(multiply_half_all, TOGETHER, 1)
 
+static void (*const MULTIPLIES[2][3])(const float *, int64_t, int64_t, int64_t, const float *, Ahead, lanes[][VECTORS]) = {
+    {multiply_2, multiply_4, multiply_all}, {multiply_half_2, multiply_half_4, multiply_half_all}};
+
 /* Rows that enter a product, and the same in eight bits where its weights have eight. */
 typedef struct {
     const void *x;
@@ -209,15 +212,9 @@ INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, i
         return;
     }
 #endif
-    for (int64_t r = 0; r <= more; r += TOGETHER) {
-        const Ahead ahead = ahead_of(p, panel, first + r, last, TOGETHER, half);
-        if (half)
-            (more - r < 2 ? multiply_half_2 : more - r < 4 ? multiply_half_4 : multiply_half_all)(
-                from + r * stride, stride, steps, more - r, weights, ahead, sum + r);
-        else
-            (more - r < 2 ? multiply_2 : more - r < 4 ? multiply_4 : multiply_all)(
-                from + r * stride, stride, steps, more - r, weights, ahead, sum + r);
-    }
+    for (int64_t r = 0; r <= more; r += TOGETHER)
+        MULTIPLIES[half][more - r < 2 ? 0 : more - r < 4 ? 1 : 2](
+            from + r * stride, stride, steps, more - r, weights, ahead_of(p, panel, first + r, last, TOGETHER, half), sum + r);
 }
 
 /* The same of a whole product: its bias, and its adapter, from what was made `narrow` for it. */

@@ -2,7 +2,8 @@
    bfloat16, sums float32 and rounded once. blocks.py calls covey_products and mirrors the structs.
 
    Lines of both factors (rows of a, columns of b) are laid out in groups of LANES, step after step of the sum; a step is
-   a number, or of bfloat16 a pair of numbers; without an instruction for pairs a bfloat16 becomes a float there. Each number of `out` is one sum in order, in stretches of at most DEPTH
+   a number, or of bfloat16 a pair of numbers; without an instruction for pairs a bfloat16 becomes a float there. Each
+   number of `out` is one sum in order, in stretches of at most DEPTH
    steps: no bit depends on the number of threads, nor a row's on the rows beside it. */
 
 #include "lanes.h"
@@ -250,7 +251,7 @@ static void multiply_block(const Product *p, const Stretch *s, const uint32_t *a
         for (int64_t r = row; r < end; r += ROWS, ahead += share) {
             const uint32_t *rows = a + (r - row) / LANES * s->apart + (r - row) % LANES;
             fetch_places(p, r, c, s->is_last);
-            SUMS[p->half && PAIR == 2][divided(width, LANES) - 1](rows, columns, s->apart, s->steps, tile, ahead);
+            SUMS[p->half][divided(width, LANES) - 1](rows, columns, s->apart, s->steps, tile, ahead);
             put_tile(p, tile, r, c, width, s->is_first, s->is_last);
         }
     }
