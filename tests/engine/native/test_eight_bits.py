@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.own_weights import OwnWeightsEngine
 from covey.engine.weights import EIGHT_BITS, PushRefused, make_weight_set, probe_logprobs
-from covey.policy.kernels.compiler import library
+from covey.policy.kernels.compiler import load
 from covey.policy.policy import Policy
 from covey.types import Completion, Sampling
 
@@ -103,7 +103,7 @@ def test_a_model_that_is_not_computed_in_c_as_a_whole_is_refused(policy: Policy,
 
 @pytest.mark.parametrize("weights", ["trained", "int8"])
 def test_nothing_is_compiled_once_the_engine_is_built(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library.cache_clear()  # another test may have looked for all of them
+    load.cache_clear()  # another test may have looked for all of them
     engine = NativeEngine(tiny_policy("llama"), GENEROUS, 64, weights=weights)
 
     def refuse(*given: object) -> None:

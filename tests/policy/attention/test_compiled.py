@@ -12,7 +12,7 @@ from covey.policy.attention.base import Heads, Rule
 from covey.policy.attention.choice import choose_attention
 from covey.policy.attention.compiled import compiled_layout
 from covey.policy.attention.packed import PackedLayout, StreamSegment, star
-from covey.policy.kernels.compiler import compiler_version, library
+from covey.policy.kernels.compiler import compiler_version, load
 from covey.policy.kernels.support import unsupported_reason
 from covey.policy.logprobs import Scoring
 from covey.types import Sampling
@@ -244,10 +244,10 @@ def test_what_it_is_not_made_for_goes_through_torch(reason: str) -> None:
 def _no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """None is on the PATH, and what was loaded before is forgotten, here and after."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    for found in (library, compiler_version):
+    for found in (load, compiler_version):
         found.cache_clear()
     yield
-    for found in (library, compiler_version):
+    for found in (load, compiler_version):
         found.cache_clear()
 
 

@@ -11,7 +11,7 @@ from covey.engine.native.cache import CacheShape, LayerShape
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.engine import NativeEngine
 from covey.policy.kernels import compiler
-from covey.policy.kernels.compiler import NoCompilerError, compiler_version, library
+from covey.policy.kernels.compiler import NoCompilerError, _without, compiler_version, library, load
 from covey.policy.kernels.support import unsupported_reason
 
 from ...engine.tiny import tiny_policy
@@ -23,10 +23,10 @@ ANSWER = "int answer(void) { return 42; }\n"
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """What was found before is looked for again, here and after."""
-    for found in (library, compiler_version):
+    for found in (load, _without, compiler_version):
         found.cache_clear()
     yield
-    for found in (library, compiler_version):
+    for found in (load, _without, compiler_version):
         found.cache_clear()
 
 
@@ -54,7 +54,7 @@ def test_a_library_is_made_beside_its_source_once(source: Path) -> None:
     assert library(source).answer() == 42
     (name,) = made(source.parent / "__pycache__")
     before = (source.parent / "__pycache__" / name).stat().st_mtime_ns
-    library.cache_clear()
+    load.cache_clear()
     assert isinstance(library(source), ctypes.CDLL)
     assert (source.parent / "__pycache__" / name).stat().st_mtime_ns == before
 
@@ -62,7 +62,7 @@ def test_a_library_is_made_beside_its_source_once(source: Path) -> None:
 def test_another_source_is_another_library(source: Path) -> None:
     library(source)
     source.write_text(ANSWER.replace("42", "43"))
-    library.cache_clear()
+    load.cache_clear()
     assert library(source).answer() == 43
     assert len(made(source.parent / "__pycache__")) == 2
 
@@ -80,6 +80,20 @@ def test_code_that_does_not_compile_is_named(source: Path) -> None:
     source.write_text("int answer(void) { return }\n")
     with pytest.raises(NoCompilerError, match=r"gcc ended with 1: .*answer.c"):
         library(source)
+
+
+def test_a_failure_is_logged_once_and_not_tried_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = f'[ "$1" = --version ] || {{ echo x >> {tmp_path}/tries; echo no licence >&2; exit 3; }}'
+    only_compiler(tmp_path / "failing", monkeypatch, script)
+    for name in ("answer.c", "answer.c", "other.c"):
+        (source.parent / name).write_text(ANSWER)
+        with pytest.raises(NoCompilerError):
+            library(source.parent / name)
+    assert (tmp_path / "tries").read_text() == 2 * "x\n"
+    expected = f"torch computes in place of the C kernels, slower: {tmp_path}/failing/gcc ended with 3: no licence"
+    assert caplog.messages == [expected]
 
 
 def test_a_processor_with_narrow_vectors_is_named_and_stays_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +123,7 @@ def test_a_compiler_that_fails_or_makes_what_cannot_be_loaded_is_named(
     only_compiler(tmp_path / "failing", monkeypatch, "echo no licence >&2; exit 3")
     with pytest.raises(NoCompilerError, match="gcc ended with 3: no licence"):
         library(source)
+    load.cache_clear()
     makes_nothing_of_use = 'while [ $# -gt 1 ]; do [ "$1" = -o ] && : > "$2"; shift; done'
     only_compiler(tmp_path / "strange", monkeypatch, makes_nothing_of_use)
     with pytest.raises(NoCompilerError, match=r"strange/gcc: .*\.so: file too short"):

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from covey.engine.native.engine import NativeEngine
 from covey.policy.attention.base import DENSE
-from covey.policy.kernels.compiler import compiler_version, library
+from covey.policy.kernels.compiler import compiler_version, load
 from covey.policy.kernels.layers import COMPILED, CompiledAttention, choose_kernels, use_compiled
 from covey.policy.kernels.support import unsupported_reason
 from covey.policy.models.loading import load_policy
@@ -30,11 +30,11 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13], [13, 12, 11, 10, 9, 8, 7, 6
 
 @pytest.fixture(name="_no_compiler")
 def _no_compiler_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for found in (library, compiler_version):
+    for found in (load, compiler_version):
         found.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     yield
-    for found in (library, compiler_version):
+    for found in (load, compiler_version):
         found.cache_clear()
 
 

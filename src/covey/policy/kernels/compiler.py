@@ -6,6 +6,7 @@ header, compiler or processor makes another library.
 
 import ctypes
 import hashlib
+import logging
 import platform
 import re
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 
 from covey.system.disk import cache_folder
 
+LOGGER = logging.getLogger(__name__)
 KERNELS = Path(__file__).parent / "c"
 """The folder of sources that several packages compile."""
 
@@ -42,20 +44,35 @@ def compiler_version() -> str:
     return _run([compiler, "--version"]).partition("\n")[0] if compiler else ""
 
 
-@cache
 def library(source: Path) -> ctypes.CDLL:
     """Return a source's library, compiled if missing (at most 20 seconds). NoCompilerError."""
+    found = load(source)
+    if isinstance(found, str):
+        raise NoCompilerError(found)
+    return found
+
+
+@cache
+def load(source: Path) -> ctypes.CDLL | str:
+    """Return a source's library, or the reason why it has none, which is logged."""
     compiler = _compiler()
     if compiler is None:
-        raise NoCompilerError(f"none of {', '.join(COMPILERS)} is on the PATH")
+        return _without(f"none of {', '.join(COMPILERS)} is on the PATH")
     try:
         return ctypes.CDLL(str(_build(source, compiler)))
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[0])
-        raise NoCompilerError(f"{compiler} ended with {error.returncode}: {first}") from error
+        return _without(f"{compiler} ended with {error.returncode}: {first}")
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoCompilerError(f"{compiler}: {error}") from error
+        return _without(f"{compiler}: {error}")
+
+
+@cache
+def _without(reason: str) -> str:
+    """Log a reason once."""
+    LOGGER.warning("torch computes in place of the C kernels, slower: %s", reason)
+    return reason
 
 
 def struct_of(source: Path, name: str, **structs: type[ctypes.Structure]) -> type[ctypes.Structure]:

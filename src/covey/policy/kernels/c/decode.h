@@ -280,7 +280,7 @@ static void attend_to_own(const Decode *d, Absorb *take, int64_t group, int64_t 
     for (int64_t m = 0; m < num; m++) {
         const int64_t to = row * d->out_stride + quad[m].head * width;
         for (int64_t c = 0; c < width; c++)
-            put(d->out, to + c, quad[m].softmax.out[c] / quad[m].softmax.sum, d->half_out != 0);
+            put_operand(d->out, to + c, quad[m].softmax.out[c] / quad[m].softmax.sum, d->half_out != 0);
     }
 }
 

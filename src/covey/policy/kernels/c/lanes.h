@@ -265,10 +265,15 @@ INLINE void put(void *to, int64_t at, float value, const int half) {
         ((float *)to)[at] = value;
 }
 
-/* out = x / sqrt(mean(x^2) + eps) * weight */
+/* Numbers as they enter a product: rounded, and in pairs where pairs are multiplied. */
+INLINE void put_operand(void *to, int64_t at, float value, const int half) {
+    put(to, at, half && PAIR == 1 ? nearest(value) : value, half && PAIR == 2);
+}
+
+/* out = x / sqrt(mean(x^2) + eps) * weight, as it enters a product */
 INLINE void norm(const float *x, const float *weight, void *out, int64_t at, int64_t width, float eps, const int half) {
     const float scale = 1.0f / sqrtf(total_of_squares(x, width) / (float)width + eps);
-    for (int64_t c = 0; c < width; c++) put(out, at + c, x[c] * scale * weight[c], half);
+    for (int64_t c = 0; c < width; c++) put_operand(out, at + c, x[c] * scale * weight[c], half);
 }
 
 /* Begin to read `count` numbers: what comes next is somewhere else in memory, where the processor does not look ahead. */

@@ -105,18 +105,19 @@ INLINE void fetch_ahead(Ahead ahead, int64_t place) {
 #include "eighths.h"
 #include "tiles.h"
 
-/* The numbers of words that are multiplied at a time: words themselves, or first the upper and then the lower of a pair. */
+/* The weights of words that are multiplied at a time: words themselves, or first the lower and then the upper of a pair. */
 INLINE lanes part_of_word(lanes word, const int part, const int half) {
     if (!half || PAIR == 2) return word;
-    return (lanes)(part ? (words)word << 16 : (words)word & 0xffff0000);
+    return (lanes)(part ? (words)word & 0xffff0000 : (words)word << 16);
 }
 
-/* Sums of the first `num` rows of a tile: rows of `steps` words at x, `stride` apart, `last` + 1 of them (the others repeat
-   the last one). A sum is the same for any `num`. */
+/* Sums of the first `num` rows of a tile: rows at x that meet `steps` words of weights, `stride` words apart, `last` + 1 of
+   them (the others repeat the last one). A sum is the same for any `num`. */
 INLINE void multiply(const float *x, int64_t stride, int64_t steps, int64_t last, const float *panel, Ahead ahead,
                      lanes out[][VECTORS], const int num, const int half) {
     const float *row[TOGETHER];
     lanes sum[TOGETHER][VECTORS];
+    const int parts = half ? 2 / PAIR : 1;
 #pragma GCC unroll 8
     for (int r = 0; r < num; r++) {
         row[r] = x + smaller(r, last) * stride;
@@ -124,7 +125,7 @@ INLINE void multiply(const float *x, int64_t stride, int64_t steps, int64_t last
     }
     for (int64_t i = 0; i < steps; i++) {
         fetch_ahead(ahead, i);
-        for (int part = 0; part < (half ? 2 / PAIR : 1); part++) {
+        for (int part = 0; part < parts; part++) {
             lanes weights[VECTORS];
             for (int v = 0; v < VECTORS; v++) {
                 weights[v] = part_of_word(load(panel + i * PANEL + v * LANES), part, half);
@@ -132,7 +133,7 @@ INLINE void multiply(const float *x, int64_t stride, int64_t steps, int64_t last
             }
 #pragma GCC unroll 8
             for (int r = 0; r < num; r++) {
-                const lanes own = part_of_word(everywhere(row[r] + i), part, half);
+                const lanes own = everywhere(row[r] + i * parts + part);
 #pragma GCC unroll 2
                 for (int v = 0; v < VECTORS; v++) sum[r][v] = plus_product(sum[r][v], own, weights[v], half);
             }
@@ -202,8 +203,8 @@ INLINE void sum_up_eighths(const Product *p, const uint8_t *x, int64_t first, in
 /* Rows first .. last of x, `width` numbers each, ROWS at most, times a panel, from number `at` on. */
 INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, int64_t first, int64_t last,
                    int64_t panel, Sums sum, const int half) {
-    const int64_t more = smaller(last - first, ROWS - 1), together = half ? 2 : 1; /* numbers of a word */
-    const int64_t steps = p->inner / together, stride = width / together;
+    const int64_t more = smaller(last - first, ROWS - 1), together = half ? PAIR : 1; /* numbers of a row's word */
+    const int64_t steps = p->inner / (half ? 2 : 1), stride = width / together;
     const float *weights = (const float *)p->panels + panel * steps * PANEL;
     const float *from = (const float *)x + (first * width + at) / together;
 #ifdef TILE_ROWS
@@ -249,7 +250,7 @@ INLINE void narrow_rows(const Product *p, const void *x, void *narrow, int64_t r
             const int64_t count = smaller(PANEL, down->outer - panel * PANEL);
             for (int64_t r = 0; r < smaller(ROWS, rows - first); r++)
                 for (int64_t c = 0; c < count; c++)
-                    put(narrow, (first + r) * down->outer + panel * PANEL + c, ((const float *)sum[r])[c], half);
+                    put_operand(narrow, (first + r) * down->outer + panel * PANEL + c, ((const float *)sum[r])[c], half);
         }
 }
 
@@ -296,7 +297,7 @@ INLINE void gate_rows(const Layer *l, Given given, void *const narrow[2], void *
                 const int64_t at = (first + r) * l->up.outer + panel * PANEL;
                 const float *g = (const float *)gate[r], *u = (const float *)up[r];
                 for (int64_t c = 0; c < count; c++)
-                    put(gated, at + c, has_gate ? swish(g[c]) * u[c] : u[c] < 0.0f ? 0.0f : u[c] * u[c], half);
+                    put_operand(gated, at + c, has_gate ? swish(g[c]) * u[c] : u[c] < 0.0f ? 0.0f : u[c] * u[c], half);
             }
         }
 }
@@ -341,7 +342,7 @@ INLINE const void *operand(const float *x, void *room, int64_t rows, int64_t wid
     if (!half) return x;
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t c = row * width; c < (row + 1) * width; c++) put(room, c, x[c], half);
+        for (int64_t c = row * width; c < (row + 1) * width; c++) put_operand(room, c, x[c], half);
     return room;
 }
 
