@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from covey.policy.kernels import support
 from covey.policy.kernels.adamw import BLOCK, AdamW, adamw, global_norm
-from covey.policy.kernels.compiler import NoCompilerError
 from covey.trainer.optimizer import clipped_step
 from tests.support.builders import normal
 
@@ -143,9 +142,5 @@ def test_torch_steps_where_c_cannot_or_is_not_wanted(monkeypatch: pytest.MonkeyP
     assert kind(weights(), "torch") is torch.optim.AdamW
     assert kind(weights(torch.bfloat16)) is torch.optim.AdamW
     assert kind([nn.Parameter(normal(7, 13).t())]) is torch.optim.AdamW
-
-    def refuse(source: object) -> None:
-        raise NoCompilerError("none")
-
-    monkeypatch.setattr(support, "library", refuse)
+    monkeypatch.setattr(support, "load", lambda source: "none")
     assert kind(weights()) is torch.optim.AdamW

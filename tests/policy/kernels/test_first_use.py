@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import covey
-from covey.policy.kernels.compiler import library
+from covey.policy.kernels.compiler import load
 
 from ...support.small import scripted, small_config, use
 
@@ -23,7 +23,7 @@ from ...support.small import scripted, small_config, use
 )
 def test_no_kernel_is_looked_for_inside_a_step(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
-    library.cache_clear()  # another test may have looked for all of them
+    load.cache_clear()  # another test may have looked for all of them
     config = small_config(model__nano_num_heads=1, model__nano_hidden_size=32, preflight__enabled=False, **changes)
     with covey.build(config=config) as parts:
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
+from covey.policy.kernels.compiler import KERNELS, load
 
 RECURRENCE = KERNELS.parents[1] / "recurrence"
 """The folder of layers with a state: their sources stand beside the module that calls them."""
@@ -59,12 +59,7 @@ def unsupported_reason(
         if key != value or key > MAX_WIDTH or key % LANES:
             found = str(key) if key == value else f"keys of {key} with values of {value}"
             return f"heads must be {LANES}, {2 * LANES}, ... {MAX_WIDTH} wide, got {found}"
-    try:
-        for source in support.sources:
-            library(source)
-    except NoCompilerError as error:
-        return str(error)
-    return ""
+    return next((reason for reason in map(load, support.sources) if isinstance(reason, str)), "")
 
 
 def product_type(device_type: str, dtype: torch.dtype) -> torch.dtype:

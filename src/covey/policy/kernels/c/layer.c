@@ -421,17 +421,11 @@ INLINE void finish_layer(const Layer *l, const Pass *p, const int is_half, const
 
 /* Compiled once for each type of numbers, whoever calls. */
 static __attribute__((noinline)) void before_attention(const Layer *l, const Pass *p, const Decode *then) {
-    if (l->half)
-        read_heads(l, p, then, 1);
-    else
-        read_heads(l, p, then, 0);
+    l->half ? read_heads(l, p, then, 1) : read_heads(l, p, then, 0);
 }
 
 static __attribute__((noinline)) void after_attention(const Layer *l, const Pass *p, const int is_half) {
-    if (l->half)
-        finish_layer(l, p, is_half, 1);
-    else
-        finish_layer(l, p, is_half, 0);
+    l->half ? finish_layer(l, p, is_half, 1) : finish_layer(l, p, is_half, 0);
 }
 
 /* `heads`: queries, keys and values of every row, turned to their positions. */
@@ -509,10 +503,7 @@ INLINE void product_of(const Product *p, const float *x, float *out, void *const
 
 static __attribute__((noinline)) void product(const Product *p, const float *x, float *out, void *const room[3],
                                               int64_t rows, int64_t half) {
-    if (half)
-        product_of(p, x, out, room, rows, 1);
-    else
-        product_of(p, x, out, room, rows, 0);
+    half ? product_of(p, x, out, room, rows, 1) : product_of(p, x, out, room, rows, 0);
 }
 
 /* out = x * weights + bias; `room` for BATCH rows of what enters a product, of what enters its adapter's second, and of
@@ -720,8 +711,5 @@ void covey_pack_eighths(const float *weight, void *panels, float *scales, int64_
 /* Weights (outer x inner) laid out in panels, padded with zeros. */
 void covey_pack(const float *weight, void *panels, int64_t inner, int64_t outer, int64_t half, int64_t num_threads) {
     want_large_pages(panels, num_panels(&(Product){.outer = outer}) * PANEL * inner * (half ? 2 : 4));
-    if (half)
-        pack(weight, panels, inner, outer, num_threads, 1);
-    else
-        pack(weight, panels, inner, outer, num_threads, 0);
+    half ? pack(weight, panels, inner, outer, num_threads, 1) : pack(weight, panels, inner, outer, num_threads, 0);
 }
