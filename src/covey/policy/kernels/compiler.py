@@ -54,7 +54,7 @@ def library(source: Path) -> ctypes.CDLL:
 
 @cache
 def load(source: Path) -> ctypes.CDLL | str:
-    """Return a source's library, or the reason why it has none, which is logged."""
+    """Return a source's library, or the reason for none, logged once."""
     compiler = _compiler()
     if compiler is None:
         return _without(f"none of {', '.join(COMPILERS)} is on the PATH")
